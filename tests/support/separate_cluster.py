@@ -54,6 +54,7 @@ class SeparateCluster(Cluster):
 
     _coordinator_class = RollingCoordinator
     _manager_class = RollingManager
+
     versions_may_fall = True  # the next turn may go to an engine that is updated later
 
     def __init__(
@@ -75,6 +76,9 @@ class SeparateCluster(Cluster):
         self.watch()
 
     # ---- what verl's trainer does ----
+
+    def _connect(self) -> None:
+        self.ray.get(self.balancer_handle.tell_versions_to.remote(self.coordinator_handle))
 
     def step(self) -> dict[str, float]:
         with self.engines.naming_lost_engines():

@@ -84,8 +84,6 @@ class Balance:
         self._lengths = ResponseLengths(limit_tok)
         self._is_open = False
         self.steered = 0  # in this round
-        self._told: dict[str, EngineLoad] = {}  # by servers, with the last answer of this round
-        self._grown = 0
 
     @property
     def capacity(self) -> int:
@@ -96,7 +94,6 @@ class Balance:
     def open(self, loads: Mapping[str, EngineLoad]) -> list[Grant]:
         """A round begins on these servers."""
         self._is_open, self.steered = True, 0
-        self._told = {}
         self.leases.forget_peaks()
         if self._keeps_siblings:  # under new weights no prefix is cached: groups come together again
             self.leases.forget_sticky_keys()
@@ -117,16 +114,6 @@ class Balance:
         """A round has ended; what is learned from it counts from the next one on."""
         self._is_open = False
         self.controller.end_round(loads, self.leases.peaks)
-
-    def learn_first(self) -> list[Grant]:
-        """A validation has ended: it says more of the first round than a guess does."""
-        self.controller.learn_first(self._told)
-        return self._apply()
-
-    def take_growth(self) -> int:
-        """Places that servers were given beyond those they began the round with, since this was asked last."""
-        grown, self._grown = self._grown, 0
-        return grown
 
     def request(
         self,
@@ -156,16 +143,13 @@ class Balance:
         if returned.response_tok is not None:
             self._lengths.add(returned.response_tok)
         if returned.load is not None and self._sizes_itself and self._is_open:
-            grants = self._steer(returned.server_id, returned.load, has_ended=returned.response_tok is not None)
+            grants = self._steer(returned.server_id, returned.load)
         return grants + self.leases.release(returned.lease_id)
 
-    def _steer(self, server_id: str, load: EngineLoad, *, has_ended: bool) -> list[Grant]:
-        self._told[server_id] = load
-        inflight, before = self.leases.inflight_on(server_id), self.controller.added_capacity
-        if not self.controller.steer(server_id, load, inflight=inflight, has_ended=has_ended):
+    def _steer(self, server_id: str, load: EngineLoad) -> list[Grant]:
+        if not self.controller.steer(server_id, load, inflight=self.leases.inflight_on(server_id)):
             return []
         self.steered += 1
-        self._grown += self.controller.added_capacity - before
         return self.leases.set_capacities({server_id: self.controller.capacity_of(server_id)}, {})
 
     def figures(self) -> dict[str, float]:

@@ -87,7 +87,6 @@ class GlobalLoadBalancer:
         self._is_open = True
         self._released = asyncio.Event()  # replaced whenever a lease comes back
         self._meter = _InflightMeter()
-        self._coordinator: ActorHandle | None = None
 
     async def lease(
         self, request_id: str, lease_id: str, prompt_tok: int = 0, generated_tok: int = 0, group: str | None = None
@@ -187,15 +186,6 @@ class GlobalLoadBalancer:
         self._is_open = True
         return self._balance.capacity
 
-    async def learn_first(self) -> int:
-        """A validation has ended. Returns the requests that the servers may have in flight together [count]."""
-        self._deliver(self._balance.learn_first())
-        return self._balance.capacity
-
-    async def report_growth_to(self, coordinator: ActorHandle) -> None:
-        """It starts more trajectories when servers turn out to have capacity for more in mid-round."""
-        self._coordinator = coordinator
-
     async def watch(self, server_id: str, name: str, servers: Sequence[ActorHandle]) -> None:
         """Notice from now on when an engine dies, which has a server on each of its nodes."""
         self._lives.watch(server_id, name, servers)
@@ -272,8 +262,6 @@ class GlobalLoadBalancer:
     def _take_back(self, returned: Returned) -> None:
         self._meter.note(self._table.total_inflight)
         self._deliver(self._balance.release(returned))
-        if (growth := self._balance.take_growth()) and self._coordinator is not None:
-            self._coordinator.add_capacity.remote(growth)
         self._note_release()
 
     def _note_release(self) -> None:
