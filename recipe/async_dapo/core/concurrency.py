@@ -156,11 +156,6 @@ class ConcurrencyController:
         capacity = max(1, min(self._most, int(min(server.max_num_seqs, by_room))))
         return capacity if server.braked_to is None else min(capacity, server.braked_to)
 
-    @property
-    def weights(self) -> dict[str, float]:
-        """Server -> how much KV cache it should hold, compared with the others [tokens]."""
-        return {server_id: float(server.kv_room_tok) for server_id, server in self._servers.items()}
-
     def open(self, loads: Mapping[str, EngineLoad]) -> None:
         """These servers take part in the round that begins, and no others."""
         self._servers = {key: _Server(load.kv_room_tok, load.max_num_seqs) for key, load in loads.items()}
