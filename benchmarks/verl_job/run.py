@@ -51,7 +51,10 @@ def row(case: str, candidate: Candidate) -> dict[str, Any]:
 
 
 def row_at_share(case: str, share: float) -> dict[str, Any]:
-    return equal_share(lambda cap: row(case, ours(EQUAL_SHARE, max_partial_share=cap)), share=share)
+    def at(cap: float | None) -> dict[str, Any]:
+        return row(case, ours(EQUAL_SHARE, max_partial_share=cap)) | {"cap": cap or ""}
+
+    return equal_share(at, share=share)
 
 
 def run(path: Path) -> None:
