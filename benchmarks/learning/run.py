@@ -75,6 +75,7 @@ def figures(row: Row, *, steps: int, curves: Path) -> dict[str, Any]:
     """One run's columns, and its curves."""
     began_s = time.process_time()
     model = warm_model(row.shape, row.seed, WARM)
+    model.compile_parts()
     before, warm_s = accuracy(model, row.shape, seed=0), time.process_time() - began_s
     measured = list(train(row, model, steps=steps))
     validated = [one for one in measured if "accuracy" in one]
