@@ -104,8 +104,8 @@ def on_policy(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def said(line: pd.Series) -> str:
-    """A gap with its interval, and the number of seeds where it is not that of the targets."""
-    seeds = "" if line["seeds"] == SEEDS else f", {line['seeds']} seed{'s' if line['seeds'] > 1 else ''}"
+    """A gap with its interval, and the number of seeds where they are fewer than those of the targets."""
+    seeds = "" if line["seeds"] >= SEEDS else f", {line['seeds']} seed{'s' if line['seeds'] > 1 else ''}"
     half = "" if math.isnan(line["low"]) else f" +- {line['high'] - line['gap']:.3f}"
     return f"{line['gap']:+.3f}{half}{seeds}"
 
@@ -142,10 +142,8 @@ def decades_table(runs: pd.DataFrame) -> pd.DataFrame:
     until parts of its gain.
     """
     lines = by_decade(runs)
-    cells = lines["gap"].map("{:+.3f}".format) + (lines["high"] - lines["gap"]).map(" +- {:.3f}".format)
-    wide = lines.assign(cell=cells + lines["settings"].map(" ({})".format)).pivot(
-        index="decade", columns="correction", values="cell"
-    )
+    cells = lines.apply(said, axis=1) + lines["settings"].map(" ({})".format)
+    wide = lines.assign(cell=cells).pivot(index="decade", columns="correction", values="cell")
     own = lines[lines["correction"] == DEFAULT[2]].set_index("decade")
     for name, share in PARTS.items():
         wide[f"Updates to {share:g} of the gain"] = own[name].replace(math.inf, "never reached")
