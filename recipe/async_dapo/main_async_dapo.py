@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import hydra
 from omegaconf import DictConfig
 
-from .config.options import CONFIG_FOLDER, CONFIG_NAME, ConfigError
+from .config.options import CONFIG_FOLDER, CONFIG_NAME
+from .config.values import ConfigError
 from .runtime.garbage import collect_cycles_rarely
 from .runtime.logs import last_line, log_phase, note_start, show_logs
 from .runtime.verl_version import check_versions

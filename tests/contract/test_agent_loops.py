@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
-from recipe.async_dapo.config.options import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
 from recipe.async_dapo.runtime.logs import show_logs
 

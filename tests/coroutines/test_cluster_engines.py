@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.config.options import RolloutStrategy
+from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.runtime.logs import last_line

@@ -8,8 +8,7 @@ from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.calls import TrajectoryInterrupted, append_tokens, prompt_digest
-from recipe.async_dapo.config.options import ConfigError
-from recipe.async_dapo.config.values import OnRewardError
+from recipe.async_dapo.config.values import ConfigError, OnRewardError
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.round import GroupEvent
 from recipe.async_dapo.core.step import Step

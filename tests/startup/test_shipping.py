@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import load_extern_object
 
-from recipe.async_dapo.config.options import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.runtime import shipping
 from recipe.async_dapo.runtime.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped
 from recipe.async_dapo_lab.train import RECORDER

@@ -19,7 +19,8 @@ from ray.exceptions import RayError, RayTaskError
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.experimental.agent_loop import AgentLoopManager
 
-from ..config.options import AsyncDAPOConfig, ConfigError
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.round import RoundSpec, RoundSummary

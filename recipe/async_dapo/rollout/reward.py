@@ -15,7 +15,8 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 
 from ..calls import Recorder
-from ..config.options import AsyncDAPOConfig, ConfigError
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError
 from ..core.outcome import Cause, KnownPlaces
 from ..runtime.aio import RECONNECT_S
 from .reward_process import describe, plain, user_traceback

@@ -12,7 +12,8 @@ from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 
 from .. import store
-from ..config.options import AsyncDAPOConfig, ConfigError
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError
 from ..core.outcome import Verdict
 from ..core.round import GroupEvent, RoundSpec
 from ..core.round_groups import WaitingGroup

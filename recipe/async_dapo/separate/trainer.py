@@ -16,7 +16,8 @@ from verl.checkpoint_engine import CheckpointEngineManager
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from .. import store
-from ..config.options import AsyncDAPOConfig, RolloutStrategy, engine_gpus
+from ..config.options import AsyncDAPOConfig, engine_gpus
+from ..config.values import RolloutStrategy
 from ..rollout.coordinator import RoundEvent
 from ..rollout.reports import RoundRecord
 from ..runtime.logs import log_phase
