@@ -208,6 +208,19 @@ def test_one_pass_has_the_loss_and_the_gradient_of_two(correction: str) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
 
 
+def test_mini_batches_are_the_same_whichever_group_has_ended_first() -> None:
+    step, trained, sampled_by = stale_batch()
+    groups = [[one for one in trained if one.group == name] for name in dict.fromkeys(one.group for one in trained)]
+    parameters = []
+    for order in (groups, groups[::-1]):
+        model = copy.deepcopy(sampled_by)
+        row = replace(row_of("partial", str(BOUND), "decoupled"), updates=4)
+        Learner(model, compose_run(row.overrides)).update([one for group in order for one in group], step=step)
+        parameters.append(list(model.parameters()))
+    for first, second in zip(*parameters, strict=True):
+        torch.testing.assert_close(first, second)
+
+
 def _output(model: TinyTransformer, trained: list[Sampled]) -> dict[str, Tensor]:
     """Log-probs of whole sequences without padding, as an engine returns them: of the following token at each place."""
     whole = padded([one.prompt + one.tokens for one in trained])
