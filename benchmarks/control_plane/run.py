@@ -28,7 +28,6 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from benchmarks.support.router import router_options
 from benchmarks.support.runs_file import RunsFile
-from recipe.async_dapo.aio import TurnBatch
 from recipe.async_dapo.core.balance import Returned
 from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
@@ -36,6 +35,7 @@ from recipe.async_dapo.core.round import GroupEvent, RoundSpec
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor
+from recipe.async_dapo.runtime.aio import TurnBatch
 
 NUM_CLIENTS = 2
 GROUP_SIZE = 16

@@ -25,7 +25,7 @@ from benchmarks.learning.schedule import Sampled, SampledRun, scenario
 from benchmarks.learning.tasks import TASKS, Exercise, Task
 from benchmarks.learning.training import Learner, compose_run
 from benchmarks.support.runs_file import claim
-from recipe.async_dapo.option_values import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.training import one_update
 from recipe.async_dapo_lab.plan.measures import StepMeasure
 from recipe.async_dapo_lab.plan.systems import System
