@@ -39,8 +39,8 @@ def draw(runs: pd.DataFrame, lines: pd.DataFrame, path: Path) -> None:
         defaults = defaults[(defaults["rate_factor"] == 1) & (defaults["updates"] == 1)]
         marked = {"markersize": 12, "fillstyle": "none", "color": "black", "label": "the defaults"}
         axis.plot(defaults["nats"], defaults["gap"], "o", **marked)
-        for name, (nats, style) in PUBLISHED.items():
-            axis.axvline(nats, color="0.5", linestyle=style, label=name)
+        for name, (nats, dashes) in PUBLISHED.items():
+            axis.axvline(nats, color="0.5", linestyle=dashes, label=name)
         axis.set_xscale("log")
         axis.set_title(task)
         axis.set_xlabel("staleness, k3(mu, pi_prox) [nats a token]")
