@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.support.runs_file import RunsFile, claim
-from recipe.async_dapo.option_values import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.systems import System
 
 from . import rows
@@ -75,6 +75,7 @@ def figures(row: Row, *, steps: int, curves: Path) -> dict[str, Any]:
     """One run's columns, and its curves."""
     began_s = time.process_time()
     model = warm_model(row.shape, row.seed, WARM)
+    model.compile_parts()
     before, warm_s = accuracy(model, row.shape, seed=0), time.process_time() - began_s
     measured = list(train(row, model, steps=steps))
     validated = [one for one in measured if "accuracy" in one]

@@ -1,20 +1,21 @@
 """Which policy version samples which token: the planner's simulation of the production scheduler, whose answers a real
 model gives.
 
-When groups enter a round, every trajectory that has not ended is continued to its end with the round's weights, all in
-one batch. The scheduler then decides on its virtual clock how many of these tokens are generated before the round
-stops. The others have not happened: the next round samples anew from what was kept.
+When groups enter a round, every trajectory that has not ended goes on with the round's weights, some tokens at a time
+as the engines come to need them. The scheduler decides on its virtual clock how many of these tokens are generated
+before the round stops. The others have not happened: the next round samples anew from what was kept.
 """
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 import torch
 
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo_lab.plan.engine import Request
 from recipe.async_dapo_lab.plan.hardware import ACCELERATORS, load_model
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.measures import StepMeasure
@@ -24,8 +25,11 @@ from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import System
 from recipe.async_dapo_lab.plan.workload import ANSWERS, Answers, Workload
 
-from .model import TinyTransformer, sample
+from .model import Sampling, TinyTransformer
 from .tasks import END, Exercise, Task, to_text, to_tokens
+
+_BLOCK_TOK = 8  # that are sampled before the scheduler asks for more
+_MOST_ROWS = 512  # that are sampled at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +46,15 @@ class Sampled:
 
 @dataclass(slots=True, kw_only=True)
 class _ModelAnswers(Answers):
-    """What the model would answer under the weights of this round, after what it has answered so far."""
+    """What the model answers under the weights of this round, after what it has answered so far: as far as it has been
+    sampled.
+    """
 
     exercise: Exercise
     prompt: list[int]
     tokens: list[list[int]]
     log_probs: list[list[float]]
+    batch: "dict[int, _Batch]" = field(default_factory=dict)  # trajectory -> what samples it
 
 
 class _Exercises(Workload):
@@ -97,6 +104,34 @@ def scenario(task: Task, *, batch: int, n: int, places: int) -> Scenario:
     )
 
 
+class _Batch:
+    """Trajectories that are sampled together."""
+
+    def __init__(
+        self, model: TinyTransformer, rows: Sequence[tuple[_ModelAnswers, int]], task: Task, noise: torch.Generator
+    ) -> None:
+        self._rows = rows
+        contexts = [answers.prompt + answers.tokens[i] for answers, i in rows]
+        most_tok = [task.limit_tok - len(answers.tokens[i]) for answers, i in rows]
+        self._sampling = Sampling(model, contexts, most_tok, noise)
+        for answers, i in rows:
+            answers.batch[i] = self
+        self.advance()
+
+    def advance(self) -> None:
+        """By a block of tokens."""
+        self._sampling.advance(_BLOCK_TOK)
+        for (answers, i), new in zip(self._rows, self._sampling.continuations, strict=True):
+            if not new.tokens:
+                continue
+            answers.tokens[i] += new.tokens
+            answers.log_probs[i] += new.log_probs
+            new.tokens.clear()
+            new.log_probs.clear()
+            answers.response_lens_tok[i] = len(answers.tokens[i])
+            answers.metrics[i] = reward(answers.exercise, answers.tokens[i])
+
+
 class SampledRun(TrainingRun):
     """Rounds of one system, answered by a model; step s samples with the weights as they are, which are version s - 1.
 
@@ -112,7 +147,8 @@ class SampledRun(TrainingRun):
         self._kept: dict[str, list[Sampled]] = {}
         self._is_open = False
         self.trained: list[Sampled] = []
-        self.sampled_tok = 0  # by the model, those included that have not happened
+        for engine in self._fleet.engines.values():
+            engine.more_of = self._more_of
 
     def _simulate(self, groups: Sequence[PromptGroup]) -> SimulatedRound:
         self._answer(groups)
@@ -128,26 +164,30 @@ class SampledRun(TrainingRun):
         return groups
 
     def _answer(self, groups: Iterable[PromptGroup]) -> None:
-        """Continue to the end what has not ended."""
+        """Begin to continue what has not ended."""
         open_ended: list[tuple[_ModelAnswers, int]] = []
         for group in groups:
             answers: _ModelAnswers = group.prompt[ANSWERS]
             for trajectory in group.unfinished:
                 i, done_tok = trajectory.session_id, trajectory.generated_tok
                 del answers.tokens[i][done_tok:], answers.log_probs[i][done_tok:]
-                if done_tok < self._task.limit_tok and END not in answers.tokens[i]:
+                if not self._is_whole(answers.tokens[i]):
                     open_ended.append((answers, i))
-        if not open_ended:
-            return
-        contexts = [answers.prompt + answers.tokens[i] for answers, i in open_ended]
-        most_tok = [self._task.limit_tok - len(answers.tokens[i]) for answers, i in open_ended]
-        continuations = sample(self._model, contexts, most_tok, self._generator)
-        for (answers, i), continuation in zip(open_ended, continuations, strict=True):
-            answers.tokens[i] += continuation.tokens
-            answers.log_probs[i] += continuation.log_probs
-            answers.response_lens_tok[i] = len(answers.tokens[i])
-            answers.metrics[i] = reward(answers.exercise, answers.tokens[i])
-            self.sampled_tok += len(continuation.tokens)
+        open_ended.sort(key=lambda row: len(row[0].tokens[row[1]]))
+        for first in range(0, len(open_ended), _MOST_ROWS):
+            _Batch(self._model, open_ended[first : first + _MOST_ROWS], self._task, self._generator)
+
+    def _is_whole(self, tokens: Sequence[int]) -> bool:
+        return len(tokens) >= self._task.limit_tok or END in tokens
+
+    def _more_of(self, request: Request) -> int:
+        """Tokens that come after those which an engine knows of."""
+        answers: _ModelAnswers = request.owner.group.prompt[ANSWERS]
+        i = request.owner.trajectory.session_id
+        known_tok = request.context_tok - self._task.prompt_tok
+        if known_tok == len(answers.tokens[i]) and not self._is_whole(answers.tokens[i]):
+            answers.batch[i].advance()
+        return len(answers.tokens[i]) - known_tok
 
     def _store(self, group: PromptGroup) -> None:
         super()._store(group)

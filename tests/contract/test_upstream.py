@@ -28,15 +28,14 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from recipe.async_dapo import garbage
 from recipe.async_dapo.core.leases import server_calls
 from recipe.async_dapo.engines import replica
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
+from recipe.async_dapo.runtime import garbage
+from recipe.async_dapo.runtime.verl_version import REQUIRED_VERL_FILE
 from recipe.async_dapo.startup.verl_options import OVERRIDDEN, vllm_arguments
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
-from recipe.async_dapo.verl_version import REQUIRED_VERL_FILE
-from recipe.async_dapo_lab.rehearsal.host_actor import HostActor
 
 from ..support.scripted_engine import ScriptedEngine
 from ..support.simulation import simulate
@@ -110,11 +109,35 @@ def test_the_servers_actor_answers_every_call_that_the_server_does() -> None:
     assert not [name for name in METHODS if not inspect.iscoroutinefunction(getattr(ServerActor, name))]
 
 
-@pytest.mark.parametrize("actor", [ServerActor, HostActor])
-def test_who_holds_a_servers_handle_does_not_import_vllm(actor: type) -> None:
-    """Ray loads the class of an actor by its module."""
-    code = f"import sys, {actor.__module__}; sys.exit(bool({{'torch', 'verl', 'vllm'}} & sys.modules.keys()))"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+HEAVY = ("tensordict", "torch", "transfer_queue", "transformers", "verl", "vllm")  # two to eight seconds of a core
+RECIPE, LAB = "recipe.async_dapo", "recipe.async_dapo_lab"
+LIGHT = {
+    "before a driver checks": (
+        (*HEAVY, "matplotlib", "pandas", "ray"),
+        (f"{RECIPE}.main_async_dapo", f"{LAB}.train", f"{LAB}.quickstart.__main__", f"{LAB}.rehearse"),
+    ),
+    # Ray loads the class of an actor by its module, also where a process gets its handle.
+    "actors": (
+        HEAVY,
+        (
+            f"{RECIPE}.engines.load_balancer",
+            f"{RECIPE}.engines.server_actor",
+            f"{RECIPE}.rollout.coordinator",
+            f"{RECIPE}.separate.balancer",
+            f"{RECIPE}.separate.coordinator",
+            f"{RECIPE}.training.task_runner",
+            f"{LAB}.rehearsal.host_actor",
+        ),
+    ),
+    "a reward process, before it loads its function": ((*HEAVY, "numpy", "ray"), (f"{RECIPE}.rollout.reward_process",)),
+}
+
+
+@pytest.mark.parametrize("process", LIGHT)
+def test_a_process_that_does_not_compute_imports_nothing_that_is_heavy(process: str) -> None:
+    blocked, modules = LIGHT[process]
+    block = f"import sys; sys.modules.update(dict.fromkeys({blocked}))"  # the error says who imports it
+    subprocess.run([sys.executable, "-c", f"{block}; import {', '.join(modules)}"], check=True, timeout=60)
 
 
 def test_a_process_of_a_run_collects_garbage_rarely_until_it_has_tensors() -> None:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from recipe.async_dapo.calls import Recorder, TrajectoryInterrupted, current_recorder
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import Trajectory
 
 from ..support.client_world import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe.async_dapo.config import Auto, RolloutStrategy
+from recipe.async_dapo.config.values import Auto, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 from ..support.simulated_cluster import Cluster, resumed

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.separate import balancer as rolling_balancer
 from recipe.async_dapo.separate.rolling_update import Phase

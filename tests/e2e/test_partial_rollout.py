@@ -62,9 +62,13 @@ def killed_and_resumed(assets, tmp_path_factory) -> Run:
 def renamed_recipe(checkout: Path) -> Path:
     """A folder with the recipe as `experiments.my_dapo`, and the inspected run of it as `inspected_copy`."""
     shutil.copytree(ROOT / "recipe" / "async_dapo", checkout / "experiments" / "my_dapo")
-    program = (ROOT / "tests" / "support" / "inspected_run.py").read_text()
-    program = program.replace("recipe.async_dapo", "experiments.my_dapo")
-    (checkout / "inspected_copy.py").write_text(program.replace("../../recipe/async_dapo", "experiments/my_dapo"))
+    renames = {"../../recipe/async_dapo": "experiments/my_dapo", "recipe.async_dapo": "experiments.my_dapo"}
+    renames["tests.support.inspected_trainer"] = "inspected_trainer"
+    for name, copy in (("inspected_run", "inspected_copy"), ("inspected_trainer", "inspected_trainer")):
+        program = (ROOT / "tests" / "support" / f"{name}.py").read_text()
+        for old, new in renames.items():
+            program = program.replace(old, new)
+        (checkout / f"{copy}.py").write_text(program)
     return checkout
 
 

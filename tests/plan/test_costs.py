@@ -3,8 +3,8 @@
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo_lab.plan.costs import ServerConstants
+from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo_lab.plan.costs import DraftCost, ServerConstants
 from recipe.async_dapo_lab.plan.hardware import BYTES_PER_VALUE, find_accelerator, load_model, shape_of
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 from recipe.async_dapo_lab.plan.inputs import Inputs
@@ -17,7 +17,7 @@ PARAMETERS = {
     "qwen3-0.6b": 0.596, "qwen3-1.7b": 1.72, "qwen3-4b": 4.02, "qwen3-8b": 8.19, "qwen3-14b": 14.77, "qwen3-32b": 32.76,
     "r1-distill-qwen-1.5b": 1.78, "r1-distill-qwen-7b": 7.62, "mimo-7b": 7.62, "qwen2.5-7b": 7.62,
     "qwen2.5-32b": 32.76, "llama-3.1-8b": 8.03, "llama-3.1-70b": 70.55, "mixtral-8x7b": 46.7, "qwen3-30b-a3b": 30.53,
-    "qwen3-235b-a22b": 235.09,
+    "qwen3-235b-a22b": 235.09, "qwen3.5-35b-a3b": 35.11,
 }  # fmt: skip
 
 
@@ -35,7 +35,7 @@ QWEN3_NEXT_80B = {
     "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
     "vocab_size": 151936, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
     "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
+    "linear_value_head_dim": 128, "shared_expert_intermediate_size": 512,
 }  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def test_given_linear_attention_then_only_full_layers_grow_and_a_request_has_its
     assert hybrid.request_bytes(1) == hybrid.request_bytes(10**6) == BYTES_PER_VALUE * 36 * 32 * 128 * 128
     assert hybrid.parameters == pytest.approx(79.67e9, rel=0.01)  # by its card
     on_four = {"tensor_parallel_size": 4, "accelerator": find_accelerator("h200")}
-    assert small_scenario(model=hybrid, **on_four).step_cost().request_kv_tok == 1536
+    assert small_scenario(model=hybrid, **on_four).step_cost().request_kv_tok == 768  # two copies of each KV head
     assert small_scenario(model=full, **on_four).step_cost().request_kv_tok == 0
 
 
@@ -83,7 +83,26 @@ def test_given_a_mixture_of_experts_then_all_experts_are_weights_and_few_are_ari
     config = PRESETS["qwen3-8b"] | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
     moe, dense = shape_of(config, name="moe"), load_model("qwen3-8b")
     assert moe.weight_bytes > 3 * dense.weight_bytes and moe.flops_per_token < dense.flops_per_token
-    assert load_model("qwen3-30b-a3b").flops_per_token / 2e9 == pytest.approx(3.0, rel=0.05)
+    for model in ("qwen3-30b-a3b", "qwen3.5-35b-a3b"):
+        assert load_model(model).flops_per_token / 2e9 == pytest.approx(3.0, rel=0.05)
+
+
+def test_given_a_mixture_of_experts_then_a_step_reads_those_that_its_tokens_are_sent_to():
+    model, one = load_model("qwen3.5-35b-a3b"), {"request_overhead_ms": 0.0, "step_overhead_ms": 0.0}
+    scenario = small_scenario(model=model, constants=ServerConstants(**one), accelerator=find_accelerator("h200"))
+    cost, drafting = scenario.step_cost(), scenario.step_cost().with_drafts(DraftCost(accepted_tok=1, drafted_tok=3))
+    others = model.weight_bytes - BYTES_PER_VALUE * model.expert_parameters * (256 - 8) / 256
+    assert cost.batch_s(1) == pytest.approx(others / (0.77 * 4.8e12))
+    assert cost.batch_s(10_000) == pytest.approx(model.weight_bytes / (0.77 * 4.8e12))
+    assert 2 * drafting.batch_s(5) == pytest.approx(cost.batch_s(20)), "four tokens a request are verified at once"
+
+
+def test_given_fewer_kv_heads_than_gpus_then_each_keeps_a_copy():
+    two, four = (
+        small_scenario(model=load_model("qwen3.5-35b-a3b"), tensor_parallel_size=size).step_cost() for size in (2, 4)
+    )
+    assert four.per_kv_token_s == two.per_kv_token_s, "two heads: each of four GPUs reads as much as each of two"
+    assert four.kv_room_tok < 2 * two.kv_room_tok and four.request_kv_tok == two.request_kv_tok / 2 == 1536
 
 
 @pytest.mark.parametrize(

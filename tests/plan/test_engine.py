@@ -59,11 +59,11 @@ def arrivals() -> st.SearchStrategy[list[Arrival]]:
     return st.lists(one, min_size=1, max_size=25).map(in_order)
 
 
-@given(arrivals(), st.integers(LONGEST_TOK, 600), st.integers(1, 12), st.integers(0, 100))
+@given(arrivals(), st.integers(LONGEST_TOK, 600), st.integers(1, 12), st.integers(0, 100), st.sampled_from([0.0, 0.01]))
 def test_given_any_arrivals_when_served_in_closed_form_then_times_equal_those_token_by_token(
-    given_arrivals, room, seqs, held
+    given_arrivals, room, seqs, held, experts_s
 ):
-    cost = cost_of(kv_room_tok=room + held, request_kv_tok=held)
+    cost = cost_of(kv_room_tok=room + held, request_kv_tok=held, experts_s=experts_s, missed=0.75)
     engine = Engine(cost, max_num_seqs=seqs)
 
     finished_s = drive(engine, given_arrivals)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.support.router import router_options
-from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.engine_requests import EngineRequests
 from recipe.async_dapo.separate.balancer import RollingLoadBalancer

@@ -11,7 +11,8 @@ import pytest
 from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import AsyncDAPOConfig, Placement, RolloutStrategy
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import Placement, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 from recipe.async_dapo.separate.coordinator import RollingCoordinator

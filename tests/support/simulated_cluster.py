@@ -14,7 +14,8 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import AsyncDAPOConfig, RolloutStrategy
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer

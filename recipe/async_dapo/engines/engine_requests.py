@@ -10,10 +10,10 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.workers.rollout.replica import TokenOutput
 
-from ..aio import RECONNECT_S, TurnBatch, resolve, run_to_completion
 from ..calls import append_tokens
 from ..core.balance import Returned
 from ..core.trajectory import Attachment, Turn
+from ..runtime.aio import RECONNECT_S, TurnBatch, resolve, run_to_completion
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, counts_of, extra_of
 
 logger = logging.getLogger(__name__)

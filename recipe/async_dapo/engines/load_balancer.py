@@ -12,12 +12,12 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from ..aio import await_all
 from ..core.balance import Balance, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS, Grant
 from ..core.summed import Summed
 from ..core.trajectory import Attachment
+from ..runtime.aio import await_all
 from .lives import EngineLives
 
 _NO_SERVERS = "No available servers in load balancer"  # verl's words

@@ -26,7 +26,7 @@ from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AtHand
 from ..core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ..core.round_groups import WaitingGroup
-from ..logs import log_phase, show_logs
+from ..runtime.logs import log_phase, show_logs
 
 logger = logging.getLogger(__name__)
 

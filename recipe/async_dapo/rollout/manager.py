@@ -19,14 +19,15 @@ from ray.exceptions import RayError, RayTaskError
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.experimental.agent_loop import AgentLoopManager
 
-from ..config import AsyncDAPOConfig, ConfigError
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.round import RoundSpec, RoundSummary
 from ..core.trajectory import Attachment, PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
-from ..logs import log_phase
 from ..record.plain_values import DATA_SET, to_plain
+from ..runtime.logs import log_phase
 from ..store import FIELDS
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import ticket_of

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import checkpoints_to_keep, training_gpus
-from ..option_values import ConfigError, check_each, refused
+from ..config.options import checkpoints_to_keep, training_gpus
+from ..config.values import ConfigError, check_each, refused
 from ..record.checkpoint_folder import (
     LEAST_BYTES,
     STEP_FOLDER,
@@ -25,7 +25,6 @@ from ..record.checkpoint_folder import (
     verify,
 )
 from ..record.run_files import metrics_file
-from .model_check import count_parameters
 from .verl_options import listed
 
 logger = logging.getLogger(__name__)
@@ -84,6 +83,8 @@ def _check_room(config: DictConfig) -> str:
 
 def _checkpoint_bytes(config: DictConfig) -> float | None:
     """Of the actor's weights and Adam's two moments, whichever are saved; None for a model that is not known."""
+    from .model_check import count_parameters  # two seconds, of torch, that the entry module need not wait for
+
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     if (parameters := count_parameters(config)) is None:
         return None

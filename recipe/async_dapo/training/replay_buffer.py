@@ -13,7 +13,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from .. import store
-from ..config import AsyncDAPOConfig, ConfigError, S
+from ..config.options import AsyncDAPOConfig, S
+from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.ledger import check_batch
 from ..core.length_bias import LengthBiasWindow

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ...async_dapo.option_values import ConfigError
+from ...async_dapo.config.values import ConfigError
 from ...async_dapo.record.keys import DRAFT_TOK_PER_STEP, PREFIX, ROUND_S, STEP_S
 from .costs import StepCost
 from .lengths import read_jsonl
@@ -46,12 +46,13 @@ class MeasuredCosts:
 
     def apply(self, cost: StepCost) -> StepCost:
         """The measured decode step, and the measured prefill where there is one. What was measured of a request holds
-        the reading of its windows and state, which the cost counts as tokens of cache.
+        the reading of its windows and state, which the cost counts as tokens of cache, and of experts.
         """
         per_kv_token_s = self.per_kv_token_s or 0.0
         measured = replace(
             cost,
             base_s=self.base_s,
+            experts_s=0.0,
             per_request_s=max(0.0, self.per_request_s - per_kv_token_s * cost.request_kv_tok),
             per_kv_token_s=per_kv_token_s,
             admission_s=self.admission_s,

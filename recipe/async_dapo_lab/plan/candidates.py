@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ...async_dapo.config.values import ConfigError, Drafts, RolloutStrategy
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.core.trainer_memory import TrainerMemory
-from ...async_dapo.option_values import ConfigError, Drafts, RolloutStrategy
 from .costs import StepCost
 from .scenario import Scenario
 from .systems import (
@@ -96,7 +96,7 @@ def best_tokens_per_s(cost: StepCost, lens_tok: np.ndarray, *, prompt_len_tok: i
     context_tok = _mean_context_tok(lens_tok, prompt_len_tok) + cost.request_kv_tok
     most = max(1, min(max_num_seqs, int(cost.kv_room_tok / context_tok)))
     batch = np.arange(1, most + 1)
-    step_s = cost.base_s + batch * (cost.per_request_s + cost.per_kv_token_s * context_tok)
+    step_s = cost.batch_s(batch) + batch * cost.per_kv_token_s * context_tok
     prefill_s = batch * cost.prefill_s(prompt_len_tok) / mean_tok
     return float((batch / (step_s + prefill_s)).max())
 

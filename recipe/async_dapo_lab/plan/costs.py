@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
+from ...async_dapo.config.values import ConfigError
 from ...async_dapo.core.trainer_memory import Gpu
-from ...async_dapo.option_values import ConfigError
 from .hardware import Accelerator, ModelShape
 
 
@@ -37,6 +38,7 @@ class DraftCost:
     """
 
     accepted_tok: float  # of a request, beside the one that is sampled anyway
+    drafted_tok: float = 0.0  # of a request
     step_s: float = 0.0
     per_request_s: float = 0.0
     per_kv_token_s: float = 0.0
@@ -46,10 +48,11 @@ class DraftCost:
 class StepCost:
     """A server's decode step with a batch of b requests, which read k tokens of KV cache, takes
 
-        base_s + per_request_s * b + per_kv_token_s * k
+        base_s + experts_s * (1 - missed^b) + per_request_s * b + per_kv_token_s * k
 
     and every request of the batch gets one token by it. Admitting a request adds `prefill_s` to its first step.
-    In the k tokens of cache, a request's windows and state count as `request_kv_tok` beside its context.
+    In the k tokens of cache, a request's windows and state count as `request_kv_tok` beside its context. Of a mixture
+    of experts, a step reads those that any of its tokens is sent to, as if each chose among all alike.
     """
 
     base_s: float
@@ -60,6 +63,12 @@ class StepCost:
     kv_room_tok: int
     request_kv_tok: int = 0
     admission_s: float = 0.0  # of every request, whatever its context
+    experts_s: float = 0.0  # to read all experts
+    missed: float = 0.0  # share of the experts that a token is not sent to
+
+    def batch_s(self, batch: Any) -> Any:
+        """A step without what reads the cache; of one batch, or of an array of them."""
+        return self.base_s + self.experts_s * (1 - self.missed**batch) + self.per_request_s * batch
 
     def decode_s(self, steps: int, batch: int, kv_tok: int) -> float:
         """Seconds of `steps` steps in a row, the first of which reads `kv_tok` tokens.
@@ -67,12 +76,12 @@ class StepCost:
         Every step adds a token per request to the cache, so the sum over steps is a parabola.
         """
         reads = steps * kv_tok + batch * (steps * (steps - 1) // 2)
-        return steps * (self.base_s + self.per_request_s * batch) + self.per_kv_token_s * reads
+        return steps * self.batch_s(batch) + self.per_kv_token_s * reads
 
     def steps_within(self, seconds: float, batch: int, kv_tok: int) -> int:
         """The largest number of whole steps that end within `seconds`: the root of `decode_s`."""
         curve = 0.5 * self.per_kv_token_s * batch
-        slope = self.base_s + self.per_request_s * batch + self.per_kv_token_s * kv_tok - curve
+        slope = self.batch_s(batch) + self.per_kv_token_s * kv_tok - curve
         root = 2 * seconds / (slope + (slope * slope + 4 * curve * seconds) ** 0.5)
         steps = max(0, int(root))
         while steps > 0 and self.decode_s(steps, batch, kv_tok) > seconds:
@@ -93,6 +102,8 @@ class StepCost:
         return replace(
             self,
             base_s=(self.base_s + drafts.step_s) / tokens,
+            experts_s=self.experts_s / tokens,
+            missed=self.missed ** (1 + drafts.drafted_tok),
             per_request_s=(self.per_request_s + drafts.per_request_s) / tokens,
             per_kv_token_s=(self.per_kv_token_s + drafts.per_kv_token_s) / tokens,
         )
@@ -111,6 +122,7 @@ def kv_room_tok(
     Raises:
         ConfigError: when the weights do not fit; it says on how many GPUs they would.
     """
+    model = model.copied(tensor_parallel_size)
     usable = (accelerator.memory_gb * gpu_memory_utilization - constants.other_memory_gb) * 1e9
     if model.weight_bytes >= usable * tensor_parallel_size:
         raise ConfigError(
@@ -155,6 +167,7 @@ def step_cost(
         tensor_parallel_size=gpus,
         gpu_memory_utilization=gpu_memory_utilization,
     )
+    model = model.copied(gpus)
     request_kv_tok = ceil(model.request_bytes(longest_context_tok) / model.kv_bytes_per_token)
     if room_tok < longest_context_tok + request_kv_tok:
         raise ConfigError(
@@ -164,7 +177,9 @@ def step_cost(
             "server has room for; shorten them, raise gpu_memory_utilization, or use more GPUs per server",
         )
     return StepCost(
-        base_s=constants.step_overhead_ms / 1e3 + model.weight_bytes / bytes_per_s,
+        base_s=constants.step_overhead_ms / 1e3 + (1 - model.expert_share) * model.weight_bytes / bytes_per_s,
+        experts_s=model.expert_share * model.weight_bytes / bytes_per_s,
+        missed=1 - model.experts_per_token / model.experts if model.experts else 0.0,
         per_request_s=constants.request_overhead_ms / 1e3,
         per_kv_token_s=model.kv_bytes_per_token / bytes_per_s,
         prefill_token_s=model.flops_per_token / flop_per_s,
@@ -193,6 +208,7 @@ def draft_cost(
     attention_s = 2 * model.attention_flops_per_token2 / flop_per_s  # of one more token, for each of its context
     return DraftCost(
         accepted_tok=accepted_tok,
+        drafted_tok=drafted_tok,
         step_s=constants.draft_step_ms / 1e3,
         per_request_s=constants.draft_request_ms / 1e3 + drafted_tok * token_s,
         per_kv_token_s=drafted_tok * attention_s,

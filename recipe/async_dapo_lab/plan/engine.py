@@ -11,6 +11,7 @@ Pure state machine: time arrives as `now_s`, `next_boundary_s` says when the bat
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import inf
 from typing import Any
@@ -84,6 +85,9 @@ class Engine:
     Args:
         cost: seconds of a step and of a prefill, and the room of the KV cache.
         max_num_seqs: requests that run at once [requests, >= 1].
+
+    Attributes:
+        more_of: of a request that has got its tokens: how many more it goes on with; none by default.
     """
 
     def __init__(self, cost: StepCost, *, max_num_seqs: int) -> None:
@@ -104,6 +108,7 @@ class Engine:
         self.counters = EngineCounters()
         self.kv_peak_tok = 0  # since it was resumed
         self._at_resume = EngineCounters()
+        self.more_of: Callable[[Request], int] = lambda _: 0
 
     @property
     def num_waiting(self) -> int:
@@ -143,7 +148,7 @@ class Engine:
         finished = []
         while self._due and self._due[0][0] <= self._step:
             _, order, request = heapq.heappop(self._due)
-            if request.is_running(order):
+            if request.is_running(order) and not self._prolong(request):
                 self._leave(request)
                 finished.append(request)
         self._rebatch()
@@ -241,6 +246,15 @@ class Engine:
         self.counters.kv_tok_s += seconds * self.kv_tok
 
     # ---- the batch ----
+
+    def _prolong(self, request: Request) -> bool:
+        """Whether a request goes on, though it has got the tokens that it came for."""
+        request.note_tokens(self._step)
+        more_tok = 0 if request.remaining_tok else self.more_of(request)
+        if more_tok:
+            request.remaining_tok, request.due_step = more_tok, self._step + more_tok
+            heapq.heappush(self._due, (request.due_step, request.order, request))
+        return more_tok > 0
 
     def _rebatch(self) -> None:
         has_preempted = False

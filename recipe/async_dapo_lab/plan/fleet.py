@@ -9,7 +9,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from ...async_dapo.config import AsyncDAPOConfig
+from ...async_dapo.config.options import AsyncDAPOConfig
 from ...async_dapo.core.balance import Returned
 from ...async_dapo.core.concurrency import EngineLoad
 from ...async_dapo.core.leases import Grant, server_calls

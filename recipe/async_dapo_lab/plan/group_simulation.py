@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from ...async_dapo.config import AsyncDAPOConfig
+from ...async_dapo.config.options import AsyncDAPOConfig
 from ...async_dapo.core.outcome import GroupOutcome, Verdict, is_certain, judge_group
 from ...async_dapo.core.round import GroupEvent
 from ...async_dapo.core.trajectory import Attachment, PromptGroup, Segment, Trajectory, Turn

@@ -1,12 +1,12 @@
 """Accelerators, from the vendors' data sheets, and models: what decides their speed, by name or from a config.json."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ...async_dapo.config.values import ConfigError, did_you_mean
 from ...async_dapo.core.trainer_memory import Gpu
-from ...async_dapo.option_values import ConfigError, did_you_mean
-from .model_size import ModelSize, find_config, size_of
+from .model_size import BYTES_PER_VALUE, ModelSize, find_config, size_of
 
 # Fields of the models' published config.json that decide their size.
 _FIELDS = (
@@ -32,10 +32,19 @@ MODEL_PRESETS: dict[str, dict[str, Any]] = {
         ("mixtral-8x7b", 4096, 32, 32, 8, 128, 14336, 32000, False, 8, 2),
         ("qwen3-30b-a3b", 2048, 48, 32, 4, 128, 768, 151936, False, 128, 8),
         ("qwen3-235b-a22b", 4096, 94, 64, 4, 128, 1536, 151936, False, 128, 8),
+        ("qwen3.5-35b-a3b", 2048, 40, 16, 2, 256, 512, 248320, False, 256, 8),
     )
 }
-
-BYTES_PER_VALUE = 2  # bf16 weights and KV cache
+MODEL_PRESETS["qwen3.5-35b-a3b"] |= {
+    "shared_expert_intermediate_size": 512,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32",
+    "vision_config": {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +89,9 @@ def find_accelerator(name: str) -> Accelerator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape(ModelSize):
-    """A model's sizes, and what they come to: weights, KV cache and arithmetic per token."""
+    """A model's sizes, and what they come to: weights, KV cache and arithmetic per token. All KV heads are counted
+    once; see `copied`.
+    """
 
     weight_bytes: float
     kv_bytes_per_token: float  # of the layers that keep every token
@@ -91,7 +102,21 @@ class ModelShape(ModelSize):
         windows, and the state of linear attention.
         """
         windows = self.window_bytes_per_token * min(self.window_tok, context_tok)
-        return windows + BYTES_PER_VALUE * self.state_values
+        return windows + self.state_bytes
+
+    def copied(self, tensor_parallel_size: int) -> "ModelShape":
+        """On so many GPUs together, each of which has a whole KV head at least: of few heads there are copies."""
+        copies = max(1.0, tensor_parallel_size / self.kv_heads)
+        return replace(
+            self,
+            kv_bytes_per_token=copies * self.kv_bytes_per_token,
+            window_bytes_per_token=copies * self.window_bytes_per_token,
+        )
+
+    @property
+    def expert_share(self) -> float:
+        """Share of the weights that is in experts."""
+        return self.expert_parameters / self.parameters
 
     @property
     def flops_per_token(self) -> float:

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from ...async_dapo.config.values import ConfigError, RolloutStrategy, check_choice
 from ...async_dapo.core.stop_rules import StopRuleName
-from ...async_dapo.option_values import ConfigError, RolloutStrategy, check_choice
 from .calibration import calibrate
 from .candidates import VLLM_CALL_LIMIT
 from .costs import ServerConstants
@@ -98,6 +98,9 @@ class Inputs:
     updates: Annotated[
         int, "of a step: mini-batches times epochs; before a single one no log-probs are computed [count]"
     ] = 16
+    gpus_per_rank: Annotated[
+        int, "that train on the same sequences: Ulysses, or Megatron's tensor x pipeline x context parallel [count]"
+    ] = 1
     update_s: Annotated[float, "engines to sleep and back, with new weights [s]"] = 5.0
     bandwidth_share: Annotated[float, "of peak that decoding reaches [0-1]"] = 0.77
     step_overhead_ms: Annotated[float, "of one decode step, on top of memory traffic [ms]"] = 5.0

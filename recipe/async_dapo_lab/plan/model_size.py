@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...async_dapo.option_values import ConfigError
+from ...async_dapo.config.values import ConfigError
 
 # Kinds of layers without a KV cache, and with one of a window, by transformers' names. All others hold every token.
 _NO_CACHE = ("linear_attention", "conv", "mamba", "moe")
 _WINDOWED = ("sliding_attention", "chunked_attention")
 # Where a config.json has a window but not its layers, all but each n-th layer of these models have it.
 _WINDOW_PATTERNS = {"gemma2": 2, "gemma3_text": 6}
+BYTES_PER_VALUE = 2  # bf16 weights and KV cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +30,15 @@ class ModelSize:
     attention_heads: int
     kv_heads: int
     head_dim: int
-    parameters: int
+    parameters: int  # those of a vision tower included
     active_parameters: int  # those that a token is multiplied with
+    experts: int  # of a layer, of which a router chooses; 0: dense
+    experts_per_token: int
+    expert_parameters: int  # of all of them, in all layers
     full_layers: int  # those whose KV cache holds every token
     window_layers: int  # those whose KV cache holds the last `window_tok` tokens
     window_tok: int
-    state_values: int  # in the linear-attention layers' state of a request, whatever its context
+    state_bytes: int  # of the linear-attention layers' state of a request, whatever its context
 
 
 def find_config(source: str) -> tuple[dict[str, Any], str]:
@@ -84,10 +88,12 @@ def size_of(config: Mapping[str, Any], *, name: str) -> ModelSize:
     window_tok = int(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
     windowed = sum(kind in _WINDOWED for kind in kinds) if window_tok else 0
     linear = kinds.count("linear_attention")
-    full_weights = hidden * head_dim * (2 * heads + 2 * kv_heads)
-    linear_weights, state_values = _linear_attention(text, hidden)
+    linear_weights, state_bytes = _linear_attention(text, hidden)
+    gates = heads if text.get("attn_output_gate", linear and linear_weights) else 0  # Qwen's hybrids have them
+    full_weights = hidden * head_dim * (2 * heads + 2 * kv_heads + gates)
     attention = (layers - linear) * full_weights + linear * (linear_weights or full_weights)
-    all_experts, active_experts = _feed_forward(text, name, hidden)
+    experts, experts_per_token, expert = _experts(text, name, hidden)
+    always = _always_active(text, name, hidden, experts)
     embedding = vocabulary * hidden
     tied = bool(text.get("tie_word_embeddings"))  # absent: untied, as Llama's, Qwen's and Mistral's classes have it
     return ModelSize(
@@ -98,12 +104,18 @@ def size_of(config: Mapping[str, Any], *, name: str) -> ModelSize:
         attention_heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        parameters=attention + layers * all_experts + embedding * (1 if tied else 2),
-        active_parameters=attention + layers * active_experts + embedding,
+        parameters=attention
+        + layers * (always + experts * expert)
+        + embedding * (1 if tied else 2)
+        + _vision_tower(config.get("vision_config") or {}),
+        active_parameters=attention + layers * (always + experts_per_token * expert) + embedding,
+        experts=experts,
+        experts_per_token=experts_per_token,
+        expert_parameters=layers * experts * expert,
         full_layers=layers - windowed - sum(kind in _NO_CACHE for kind in kinds),
         window_layers=windowed,
         window_tok=window_tok,
-        state_values=linear * state_values,
+        state_bytes=linear * state_bytes,
     )
 
 
@@ -125,23 +137,40 @@ def _layer_kinds(text: Mapping[str, Any], layers: int) -> Sequence[str]:
 
 
 def _linear_attention(text: Mapping[str, Any], hidden: int) -> tuple[int, int]:
-    """Weights of a layer of gated linear attention (query, key, value, gate, output), and values of its state; both 0
-    where a config.json does not say them.
+    """Weights of a layer of gated linear attention (query, key, value, gate, output), and bytes of its state; both 0
+    where a config.json does not say them. vLLM keeps the state in the `mamba_ssm_dtype` that a config.json names.
     """
     key_dim, value_dim = (int(text.get(f"linear_{of}_head_dim") or 0) for of in ("key", "value"))
     key_heads, value_heads = (int(text.get(f"linear_num_{of}_heads") or 0) for of in ("key", "value"))
     weights = hidden * (2 * key_heads * key_dim + 3 * value_heads * value_dim)
-    return weights, value_heads * key_dim * value_dim
+    state_value_bytes = 4 if text.get("mamba_ssm_dtype") == "float32" else BYTES_PER_VALUE
+    return weights, state_value_bytes * value_heads * key_dim * value_dim
 
 
-def _feed_forward(text: Mapping[str, Any], name: str, hidden: int) -> tuple[int, int]:
-    """Weights of one layer's feed-forward part, and those that one token passes through."""
+def _experts(text: Mapping[str, Any], name: str, hidden: int) -> tuple[int, int, int]:
+    """Experts of a layer that a router chooses from, those of a token, and weights of one; all 0 of a dense model."""
     experts = next((int(text[k]) for k in ("num_experts", "num_local_experts", "n_routed_experts") if text.get(k)), 0)
     if not experts:
-        dense = 3 * hidden * _size(text, name, "intermediate_size")
-        return dense, dense
+        return 0, 0, 0
     expert = 3 * hidden * int(text.get("moe_intermediate_size") or _size(text, name, "intermediate_size"))
-    return experts * expert, _size(text, name, "num_experts_per_tok") * expert
+    return experts, _size(text, name, "num_experts_per_tok"), expert
+
+
+def _always_active(text: Mapping[str, Any], name: str, hidden: int, experts: int) -> int:
+    """Weights of one layer's feed-forward part that every token passes through: with experts, a router and those that
+    are shared.
+    """
+    if not experts:
+        return 3 * hidden * _size(text, name, "intermediate_size")
+    shared = int(text.get("shared_expert_intermediate_size") or 0)
+    shared += int(text.get("n_shared_experts") or 0) * int(text.get("moe_intermediate_size") or 0)
+    return 3 * hidden * shared + hidden * experts
+
+
+def _vision_tower(vision: Mapping[str, Any]) -> int:
+    """Weights of its layers, without what is before and after them."""
+    layers, hidden, inner = (int(vision.get(key) or 0) for key in ("depth", "hidden_size", "intermediate_size"))
+    return layers * hidden * (4 * hidden + 2 * inner)
 
 
 def _size(text: Mapping[str, Any], name: str, key: str) -> int:

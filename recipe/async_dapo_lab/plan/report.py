@@ -44,12 +44,14 @@ def describe(scenario: Scenario) -> str:
     """The setting in two lines."""
     cost = scenario.step_cost()
     held = f", {cost.request_kv_tok} of them for each request's windows and state" if cost.request_kv_tok else ""
+    experts = f" + up to {1e3 * cost.experts_s:.1f} ms for experts" if cost.experts_s else ""
     return (
         f"{scenario.model.name} ({scenario.model.weight_bytes / 1e9:.1f} GB) on {scenario.num_servers} servers of "
         f"{scenario.tensor_parallel_size} x {scenario.accelerator.name}, B={scenario.train_batch_size}, "
         f"n={scenario.rollout_n}, responses up to {scenario.max_response_length} tokens\n"
         f"KV cache: {cost.kv_room_tok} tokens per server{held}; a decode step takes {1e3 * cost.base_s:.1f} ms + "
         f"{1e3 * cost.per_request_s:.3f} ms per request + {1e6 * cost.per_kv_token_s:.3f} us per token of KV cache"
+        f"{experts}"
     )
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from ...async_dapo.config import AsyncDAPOConfig, ConfigError
+from ...async_dapo.config.options import AsyncDAPOConfig
+from ...async_dapo.config.values import ConfigError
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.over_sampling import OverSampling
 from ...async_dapo.core.pool import training_order

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from ...async_dapo.config.values import MOST_DRAFT_TOK, ConfigError, ImportanceSampling
 from ...async_dapo.core.one_pass import why_two_passes
-from ...async_dapo.option_values import MOST_DRAFT_TOK, ConfigError, ImportanceSampling
 from .calibration import MeasuredCosts
 from .costs import DraftCost, ServerConstants, StepCost, TrainingCost, draft_cost, step_cost
 from .hardware import Accelerator, ModelShape
@@ -36,6 +36,7 @@ class Scenario:
     training_s: float | None = None  # None: by arithmetic
     training_flop_share: float = 0.35  # of peak, in training and in recomputing log-probs
     updates: int = 16  # of a step
+    gpus_per_rank: int = 1  # of training, that work on the same sequences
     update_s: float = 5.0  # engines to sleep and back, and their new weights
     constants: ServerConstants = field(default_factory=ServerConstants)
     measured: MeasuredCosts | None = None  # in place of constants
@@ -44,7 +45,15 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("num_servers", "tensor_parallel_size", "max_num_seqs", "train_batch_size", "rollout_n"):
+        counts = (
+            "num_servers",
+            "tensor_parallel_size",
+            "max_num_seqs",
+            "train_batch_size",
+            "rollout_n",
+            "gpus_per_rank",
+        )
+        for key in counts:
             if getattr(self, key) < 1:
                 raise ConfigError(key, getattr(self, key), "must be >= 1")
         for key in ("max_response_length", "prompt_len_tok"):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import CONFIG_FOLDER, CONFIG_NAME, AsyncDAPOConfig, ImportanceSampling
+from ...async_dapo.config.options import CONFIG_FOLDER, CONFIG_NAME, AsyncDAPOConfig
+from ...async_dapo.config.values import ImportanceSampling
 from ...async_dapo.core.staleness import VersionTag
 from .costs import TrainingCost
 from .scenario import Scenario
@@ -232,7 +233,8 @@ class TrainerPasses:
     ) -> None:
         self._prompt_tok, self._cost = scenario.prompt_len_tok, cost or scenario.training_cost()
         servers = habits.trainer_servers or scenario.num_servers
-        self._ranks, self._updates = servers * scenario.tensor_parallel_size, max(1, scenario.updates // habits.parts)
+        self._ranks = max(1, servers * scenario.tensor_parallel_size // scenario.gpus_per_rank)
+        self._updates = max(1, scenario.updates // habits.parts)
         self._habits = habits
         needs_pass = habits.always_scores or scenario.why_two_passes(options.importance_sampling) is not None
         self._scores_batch = needs_pass and options.importance_sampling is not ImportanceSampling.BYPASS

@@ -1,0 +1,188 @@
+"""What is made of the laboratory's runs, on runs of which the truth is known."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks.learning import alarm, rows, summary, tasks
+from benchmarks.learning.summary import CELL, DEFAULT, ON_POLICY, ROW
+
+STEPS, EVERY = 100, 10
+NATS = {"0": 1e-14, "default": 1e-5, "2": 1e-4, "4": 1e-3, "8": 1e-2, "16": 1e-1}
+Runs = tuple[pd.DataFrame, pd.DataFrame]
+
+
+def runs_of(*rows: dict[str, object]) -> Runs:
+    """Accuracy rises on a straight line to `accuracy`, which is reached after `share` of the steps."""
+    runs, curves = [], []
+    for own in rows:
+        given = {"task": "addition", "rate_factor": 1.0, "updates": 1, "strategy": "partial", "staleness": "0"}
+        row = given | {"correction": "none", "seed": 0, "share": 1.0, "accuracy": 0.9, "accuracy_before": 0.3} | own
+        if row["staleness"] == "0":
+            row["strategy"] = ON_POLICY
+        measured = dict.fromkeys(alarm.MEASURED, 0.5) | {"k3_kl": NATS[str(row["staleness"])]}
+        measured |= {"staleness_mean": 1.0} | {name: row.pop(name) for name in alarm.MEASURED if name in row}
+        for step in range(EVERY, STEPS + 1, EVERY):
+            gain = min(1.0, step / STEPS / row["share"]) * (row["accuracy"] - row["accuracy_before"])
+            at = {"step": step, "accuracy": row["accuracy_before"] + gain}
+            curves.append({name: row[name] for name in ROW} | measured | at)
+        runs.append(row | {"steps": STEPS})
+    return pd.DataFrame(runs), pd.DataFrame(curves)
+
+
+def five_seeds(rng: np.random.Generator, gaps: dict[str, float], **own: object) -> list[dict[str, object]]:
+    """On-policy and `decoupled` at each staleness; seeds differ by far more than the gaps."""
+    rows = []
+    for seed in range(5):
+        base = 0.5 + 0.1 * seed
+        rows.append({"seed": seed, "accuracy": base, **own})
+        for staleness, gap in gaps.items():
+            accuracy = base + gap + 0.005 * rng.standard_normal()
+            rows.append({"seed": seed, "staleness": staleness, "correction": "decoupled", "accuracy": accuracy, **own})
+    return rows
+
+
+def law_of(*rows: dict[str, object]) -> pd.DataFrame:
+    return summary.law(summary.compared(*runs_of(*rows)))
+
+
+def test_a_known_gap_is_found_beside_the_same_seed_whatever_seeds_differ_by() -> None:
+    alone = {"seed": 9, "staleness": "8", "correction": "decoupled", "accuracy": 0.1}  # without an on-policy run
+    lines = law_of(*five_seeds(np.random.default_rng(0), {"default": 0.0, "8": -0.1}), alone).set_index("staleness")
+    assert list(lines.index) == ["default", "8"] and list(lines["seeds"]) == [5, 5]
+    for staleness, gap in (("default", 0.0), ("8", -0.1)):
+        line = lines.loc[staleness]
+        assert line["low"] < gap < line["high"] and line["high"] - line["low"] < 0.03
+        assert line["nats"] == NATS[staleness]
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 11])
+def test_intervals_hold_the_truth_as_often_as_they_say(seeds: int) -> None:
+    rng, tries = np.random.default_rng(seeds), 2000
+    intervals = [summary.interval(rng.normal(0.1, 0.3, seeds)) for _ in range(tries)]
+    share = np.mean([low < 0.1 < high for _, low, high in intervals])
+    assert share == pytest.approx(0.95, abs=0.02)
+
+
+def test_one_seed_has_no_interval() -> None:
+    line = law_of({}, {"staleness": "2", "accuracy": 0.8}).iloc[0]
+    assert math.isnan(line["low"]) and summary.said(line) == "-0.100, 1 seed"
+
+
+def test_updates_are_counted_until_on_policy_s_gain_is_reached() -> None:
+    stale = {"staleness": "4", "correction": "decoupled"}
+    line = law_of({"share": 0.4}, stale | {"share": 0.8}).iloc[0]
+    assert line["to_mid"] == pytest.approx(2, rel=0.2) and line["to_late"] == pytest.approx(2, rel=0.2)
+    slow = law_of({"share": 0.4}, stale | {"accuracy": 0.7}).iloc[0]
+    assert slow["to_mid"] < math.inf and slow["to_late"] == math.inf
+
+
+def test_the_recommendation_ends_at_the_last_decade_that_is_level_below_one_that_is_not() -> None:
+    rng = np.random.default_rng(0)
+    own = five_seeds(rng, {"default": 0.0, "2": 0.0, "4": -0.1, "8": 0.0})
+    runs = summary.compared(*runs_of(*own))
+    kept, beyond = summary.reach(runs)
+    assert list(kept["decade"]) == [-5, -4] and list(beyond["decade"]) == [-3, -2]
+    said = summary.recommendation(runs)
+    assert "accuracy up to 0.001 nats a token" in said and "From 0.001 nats it may lose more: -0.1" in said
+    assert "no other correction has rows" in said and "-0.1" not in said.partition("From")[0]
+    other = [row | {"correction": "bypass", "accuracy": row["accuracy"] + 0.05} for row in own if "staleness" in row]
+    assert "`bypass` +0.050 (+0.050 to +0.050; 1 tasks better, 0 worse)" in summary.recommendation(
+        summary.compared(*runs_of(*own, *other))
+    )
+    fresh = summary.recommendation(summary.compared(*runs_of(*five_seeds(rng, {"default": 0.0}))))
+    assert "No staler setting" in fresh
+    lost = summary.recommendation(summary.compared(*runs_of(*five_seeds(rng, {"default": -0.2}))))
+    assert lost.startswith("From 1e-05 nats it may lose more")
+
+
+def test_a_decade_is_a_mean_over_settings_that_counts_seeds_not_runs() -> None:
+    rows = five_seeds(np.random.default_rng(0), {"4": -0.1})
+    twice = [row | {"strategy": "consistent"} for row in rows if "staleness" in row]
+    [line] = summary.by_decade(summary.compared(*runs_of(*rows, *twice))).to_dict("records")
+    assert (line["settings"], line["seeds"]) == (2, 5) and line["low"] < -0.1 < line["high"]
+    alone, both = (summary.decades_table(summary.compared(*runs_of(*some))) for some in (rows, [*rows, *twice]))
+    assert list(both["decoupled"]) == [alone["decoupled"][0].replace("(1)", "(2)")]
+
+
+def test_a_target_is_met_only_by_all_its_settings_with_all_seeds() -> None:
+    rng = np.random.default_rng(0)
+
+    def met(gap: float, tasks: int, seeds: int = 5) -> str:
+        rows = [row for task in summary.TASKS[:tasks] for row in five_seeds(rng, {"default": gap}, task=task)]
+        return str(summary.targets(law_of(*(row for row in rows if row["seed"] < seeds)))["Met"][0])
+
+    assert met(0.0, 3) == "yes" and met(-0.1, 1) == met(-0.1, 3) == "no"
+    assert met(0.0, 2) == "5 seeds in 2 of 3 settings" and met(0.0, 3, seeds=4) == "5 seeds in 0 of 3 settings"
+    old = summary.targets(law_of(*five_seeds(rng, {"8": 0.0, "16": -0.02}, task="tail 25"))).iloc[2]
+    assert old["Met"] == "yes" and "(tail 25, 16, `decoupled`" in old["Measured, worst"]
+    assert summary.targets(law_of(*five_seeds(rng, {"16": -0.5}, task="tail 25")))["Met"][2] == "not run yet"
+
+
+def test_without_rows_every_part_says_so(tmp_path: Path) -> None:
+    runs, curves = summary.read(tmp_path)
+    found = summary.compared(runs, curves)
+    lines = summary.law(found)
+    assert lines.empty and set(CELL) <= set(lines)
+    assert set(summary.targets(lines)["Met"]) == {"not run yet"}
+    assert "has no 3 seeds" in summary.recommendation(found)
+    assert summary.by_setting(lines).empty and summary.decades_table(found).empty and summary.on_policy(runs).empty
+    assert "Too few" in alarm.in_words(found, curves)
+
+
+def many(rng: np.random.Generator, bad_k3: float) -> Runs:
+    """Of each seed 20 runs, every fourth of them lost."""
+    rows: list[dict[str, object]] = []
+    for seed in range(5):
+        rows.append({"seed": seed})
+        for number in range(20):
+            lost = number % 4 == 0
+            k3 = (bad_k3 if lost else 1e-3) * math.exp(0.3 * rng.standard_normal())
+            rows.append(
+                {"seed": seed, "staleness": "4", "correction": str(number), "k3_kl": k3, "ess_ratio": rng.random()}
+            )
+            rows[-1]["accuracy"] = 0.3 if lost else 0.9
+    return runs_of(*rows)
+
+
+def test_an_alarm_is_found_where_there_is_one_and_none_where_there_is_none() -> None:
+    rng = np.random.default_rng(0)
+    for bad_k3, tells in ((1e-2, True), (1e-3, False)):
+        runs, curves = many(rng, bad_k3)
+        found = alarm.find(summary.compared(runs, curves), curves, below=summary.LOST)
+        assert found is not None and (found.bad, found.healthy) == (25, 75)
+        assert found.tells_something == tells
+        assert alarm.target(summary.compared(runs, curves), curves)["Met"] == ("yes" if tells else "no")
+        if tells:
+            assert found.rule.startswith("`k3_kl` above 0.00") and found.found >= 23 and found.false <= 3
+
+
+def test_an_alarm_reads_nothing_of_the_second_half() -> None:
+    runs, curves = many(np.random.default_rng(0), 1e-3)
+    is_bad = curves.merge(runs[[*ROW, "accuracy"]], on=ROW)["accuracy_y"] < 0.5
+    curves.loc[is_bad & (curves["step"] > STEPS / 2), "k3_kl"] = 1.0
+    found = alarm.find(summary.compared(runs, curves), curves, below=summary.LOST)
+    assert found is not None and not found.tells_something
+
+
+def test_two_limits_are_taken_where_one_is_not_enough() -> None:
+    rng, rows = np.random.default_rng(0), list[dict[str, object]]()
+    for seed in range(5):
+        rows.append({"seed": seed})
+        for number in range(40):
+            k3, ess = 10.0 ** rng.uniform(-4, -2), rng.uniform(0, 1)
+            accuracy = 0.3 if k3 > 1e-3 and ess < 0.5 else 0.9
+            rows.append({"seed": seed, "staleness": "4", "correction": str(number), "accuracy": accuracy})
+            rows[-1] |= {"k3_kl": k3, "ess_ratio": ess}
+    runs, curves = runs_of(*rows)
+    found = alarm.find(summary.compared(runs, curves), curves, below=summary.LOST)
+    assert found is not None and " and " in found.rule and "k3_kl" in found.rule and "ess_ratio" in found.rule
+    assert found.found / found.bad > 0.85 and found.false / found.healthy < 0.1
+
+
+def test_defaults_are_rows_of_the_laboratory() -> None:
+    assert DEFAULT[0] in rows.STRATEGIES and DEFAULT[1] == rows.DEFAULT and DEFAULT[2] in rows.CORRECTIONS
+    assert ON_POLICY == rows.ON_POLICY and set(summary.TASKS) <= set(tasks.TASKS)
