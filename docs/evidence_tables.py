@@ -3,6 +3,7 @@
 Rows of single runs stay in the files of `assets/`.
 """
 
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,8 @@ from benchmarks.drafts import summary as drafts
 from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.faults import summary as faults
 from benchmarks.frontier import summary as frontiers
+from benchmarks.learning import alarm
+from benchmarks.learning import summary as learning
 from benchmarks.plan import summary as plan
 from benchmarks.selection import summary as selection
 from benchmarks.separate import summary as separate
@@ -32,14 +35,12 @@ GRID = {
 ACTORS = ["Actor", "In flight", "Servers", "CPU per trajectory [ms]", "Peak memory [MB]"]
 STRATEGIES = ["Task", "Strategy, stop rule", "Accuracy after", "Waste", "Length trained / dispatched"]
 SIDES = {side_by_side.SYNC: "Of sync", side_by_side.SHORT_POLL: "Of colocate_async"}
-LEARNED_AT = 6e-4  # learning rate of the shown trainings
 STEP, RATE = ["ratio", "lowest", "highest"], ["rate", "rate_lowest", "rate_highest"]
 DRAFT_LIMITS = (
     ("Step over colocate_async, short pause", side_by_side.SHORT_POLL, STEP, 0.72),
     ("Trained tokens/s over colocate_async, short pause", side_by_side.SHORT_POLL, RATE, 1.4),
     ("Trained tokens/s over colocate_async with the same drafts", side_by_side.DRAFTS, RATE, 1.15),
 )
-LOST, HEALTHY = 0.3, 0.12  # accuracy at the end below on-policy's
 LIKELY = 0.9  # fewer accepted tokens of a step than this are shown
 TWO_H200 = "2 servers, B=16, n=8, 16K"
 ONE_H100 = "1 H100, B=32, n=8, 4K"
@@ -323,48 +324,42 @@ def corrections_exact() -> pd.DataFrame:
     return table[~table["Correction"].str.contains("by sequence")]
 
 
-def corrections_learned() -> str:
-    """A row a machine and correction, a column a task and pool: accuracy less on-policy's, staleness, and how many
-    seeds where they are few; then what would warn."""
-    runs = corrections.read_runs()
-    table = corrections.learning_table(runs)
-    table = table[(table["learning_rate"] == LEARNED_AT) & (table["Seeds"] > 1)]
-    few = table["Seeds"].map(lambda seeds: "" if seeds == table["Seeds"].max() else f", {seeds} seeds")
-    table = table.assign(
-        few=few,
-        job=table["task"] + ", pool " + table["pool"].astype(int).astype(str),
-        cell=table["Less on-policy's at the end"].map("{:+.3f}".format)
-        + table["Staleness"].map(" ({:.1f}".format)
-        + few
-        + ")",
-    )
-    on_policy = table[table["strategy"] == corrections.ON_POLICY]
-    stale = table[table["strategy"] == "partial"]
-    wide = stale.pivot(index=["machine", "correction"], columns="job", values="cell")
-    wide = wide[sorted(wide.columns, key=lambda job: int(job.rpartition(" ")[2]))]
-    accuracy = ", ".join(
-        f"{row['Accuracy at the end']:.3f} ({row['task']}, {row['machine']}{row['few']})"
-        for _, row in on_policy.iterrows()
-    )
-    wide = wide.rename_axis(["Machine", "Correction"]).reset_index()
-    return f"{markdown(wide)}\nOn-policy, by machine: {accuracy}.\n{_alarms(runs)}"
+@cache
+def _learned() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """The laboratory's runs and curves, and runs beside their on-policy runs."""
+    runs, curves = learning.read()
+    return runs, curves, learning.compared(runs, curves)
 
 
-def _alarms(runs: pd.DataFrame) -> str:
-    """How many lost and healthy runs each limit of a metric tells, over the second half."""
-    runs = corrections.beside_on_policy(runs)
-    runs = runs[(runs["learning_rate"] == LEARNED_AT) & (runs["strategy"] != corrections.ON_POLICY)]
-    runs = runs[runs["ess_ratio"].notna()]
-    lost, healthy = runs[runs["off_after"] <= -LOST], runs[runs["off_after"] >= -HEALTHY]
-    limits = {
-        "an ESS ratio below 0.8 tells": lambda some: some["ess_ratio"] < 0.8,
-        "a k3 above 0.05": lambda some: some["k3_kl"] > 0.05,
-    }
-    told = [f"{name} {tells(lost).sum()} and {tells(healthy).sum()}" for name, tells in limits.items()]
-    return (
-        f"No alarm was found. Of {len(lost)} lost runs ({LOST:g} below on-policy) and {len(healthy)} healthy ones "
-        f"(within {HEALTHY:g}) {'; '.join(told)}.\n"
-    )
+def learned_on_policy() -> str:
+    return _or_none(learning.on_policy(_learned()[0]))
+
+
+def learned_by_decade() -> str:
+    return _or_none(learning.decades_table(_learned()[2]))
+
+
+def learned_by_setting() -> str:
+    return _or_none(learning.by_setting(learning.law(_learned()[2])))
+
+
+def learned_recommendation() -> str:
+    return learning.recommendation(_learned()[2])
+
+
+def learned_alarm() -> str:
+    _, curves, compared = _learned()
+    return alarm.in_words(compared, curves)
+
+
+def learned_targets() -> str:
+    _, curves, compared = _learned()
+    table = learning.targets(learning.law(compared))
+    return markdown(pd.concat([table, pd.DataFrame([alarm.target(compared, curves)])]))
+
+
+def _or_none(table: pd.DataFrame) -> str:
+    return markdown(table) if len(table) else "No rows yet.\n"
 
 
 def drafts_table() -> pd.DataFrame:

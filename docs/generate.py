@@ -105,6 +105,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/plan_check_rehearse.md": {"reference setting": table(evidence.reference_setting)},
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},
+    "docs/off_policy.md": {"recommendation": evidence.learned_recommendation},
     "docs/selection.md": {"measured": evidence.selection_in_words},
     "docs/evidence/side_by_side.md": {"side by side": evidence.side_by_side_table},
     "docs/evidence/grid.md": {"defaults": evidence.grid, "grids": table(defaults.grids_table)},
@@ -115,7 +116,11 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/evidence/faults.md": {"fault matrix": evidence.struck, "soak": faults.soak},
     "docs/evidence/learning.md": {
-        "learned": evidence.corrections_learned,
+        "recommendation": evidence.learned_recommendation,
+        "on-policy": evidence.learned_on_policy,
+        "decades": evidence.learned_by_decade,
+        "settings": evidence.learned_by_setting,
+        "alarm": evidence.learned_alarm,
         "exact": table(evidence.corrections_exact),
     },
     "docs/evidence/drafts.md": {
@@ -134,6 +139,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "separate": evidence.separate_in_words,
         "drafts": table(evidence.draft_targets),
         "selection": table(evidence.selection_measured),
+        "learning": evidence.learned_targets,
     },
 }
 

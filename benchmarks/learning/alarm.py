@@ -18,6 +18,7 @@ HEALTHY = 0.05  # accuracy below on-policy's at most
 LABELS = {f"lost ({LOST:g} below on-policy)": LOST, f"worse (more than {HEALTHY:g} below)": HEALTHY}
 _QUANTILES = np.linspace(0.04, 0.96, 24)
 _FEWEST = 5  # bad runs
+_FOUND, _MOST_FALSE = 0.8, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,20 @@ def in_words(runs: pd.DataFrame, curves: pd.DataFrame) -> str:
         verdict = "" if alarm.tells_something else " It is not better than chance."
         lines.append(f"{head} The best rule, {alarm.rule}, finds {found}, with false alarms for {false}.{verdict}")
     return "\n".join(lines) + "\n"
+
+
+def target(runs: pd.DataFrame, curves: pd.DataFrame) -> dict[str, object]:
+    """As a row beside those of `summary.targets`."""
+    row = {
+        "Target": f"Alarm at half time: lost runs found, with at most {100 * _MOST_FALSE:g} % false",
+        "Limit": _FOUND,
+    }
+    alarm = find(runs, curves, below=LOST)
+    if alarm is None:
+        return row | {"Measured, worst": "", "Met": "too few lost runs"}
+    found, false = alarm.found / alarm.bad, alarm.false / alarm.healthy
+    met = "yes" if found >= _FOUND and false <= _MOST_FALSE else "no"
+    return row | {"Measured, worst": f"{found:.2f}, false {false:.3f}", "Met": met}
 
 
 def _share(count: int, of: int) -> str:

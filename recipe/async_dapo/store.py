@@ -18,13 +18,13 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
-from .actor_watch import watched
-from .config import all_gpus, training_gpus
+from .config.options import all_gpus, training_gpus
+from .config.values import ConfigError
 from .core.staleness import VersionTag
 from .core.trajectory import PromptGroup, Trajectory
-from .option_values import ConfigError
+from .runtime.actor_watch import watched
 
-PIXELS = "pixels"  # of a group's pictures; empty but in the row of its first trajectory
+PIXELS = "pixels"  # of a group's pictures; empty but in one of its rows
 TRAIN, VAL = "train", "val"
 _NAMES = """
     prompts responses prompt_ids response_ids response_mask response_logprobs rollout_log_probs reward_score rm_scores
@@ -73,11 +73,16 @@ def rows_of(
             yield from _rows(group, prompt, trajectory, inputs_of)
 
 
+def row_key(group: PromptGroup, trajectory: Trajectory, output: int) -> str:
+    """Of one of a trajectory's outputs, by number."""
+    return f"{group.uid}_{trajectory.session_id}_{output}"
+
+
 def _rows(
     group: PromptGroup, prompt: dict[str, Any], trajectory: Trajectory, inputs_of: ModelInputs
 ) -> Iterable[tuple[str, dict[str, Any], TrajectoryTag]]:
     for index, packed in enumerate(trajectory.outputs):
-        key = f"{group.uid}_{trajectory.session_id}_{index}"
+        key = row_key(group, trajectory, index)
         versions = [version for version, _ in packed.stamps or trajectory.stamps]
         fields = prompt | packed.fields()
         fields["extra_fields"] = fields["extra_fields"] | {"segments": list(packed.stamps), "age": trajectory.age}

@@ -28,7 +28,15 @@ WRITTEN_BY_RUNS = {
     "steps.jsonl",
     "timeline.jsonl",
 }
-WRITTEN_BY_RUNS |= {"metrics.jsonl", "engines.jsonl", "phases.jsonl", "lengths.jsonl", "runs.csv"}
+WRITTEN_BY_RUNS |= {
+    "metrics.jsonl",
+    "engines.jsonl",
+    "phases.jsonl",
+    "lengths.jsonl",
+    "runs.csv",
+    "curves.csv",
+    "law.csv",
+}
 every_page = pytest.mark.parametrize("name", PAGES)
 
 

@@ -118,7 +118,7 @@ def test_a_target_is_met_only_by_all_its_settings_with_all_seeds() -> None:
     assert met(0.0, 3) == "yes" and met(-0.1, 1) == met(-0.1, 3) == "no"
     assert met(0.0, 2) == "5 seeds in 2 of 3 settings" and met(0.0, 3, seeds=4) == "5 seeds in 0 of 3 settings"
     old = summary.targets(law_of(*five_seeds(rng, {"8": 0.0, "16": -0.02}, task="tail 25"))).iloc[2]
-    assert old["Met"] == "yes" and "(tail 25, 16, `decoupled`" in old["Worst"]
+    assert old["Met"] == "yes" and "(tail 25, 16, `decoupled`" in old["Measured, worst"]
     assert summary.targets(law_of(*five_seeds(rng, {"16": -0.5}, task="tail 25")))["Met"][2] == "not run yet"
 
 
@@ -155,6 +155,7 @@ def test_an_alarm_is_found_where_there_is_one_and_none_where_there_is_none() -> 
         found = alarm.find(summary.compared(runs, curves), curves, below=summary.LOST)
         assert found is not None and (found.bad, found.healthy) == (25, 75)
         assert found.tells_something == tells
+        assert alarm.target(summary.compared(runs, curves), curves)["Met"] == ("yes" if tells else "no")
         if tells:
             assert found.rule.startswith("`k3_kl` above 0.00") and found.found >= 23 and found.false <= 3
 

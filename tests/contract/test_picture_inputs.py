@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 from tensordict import NonTensorStack
+from transfer_queue import KVBatchMeta
 from transfer_queue.utils.serial_utils import MsgpackDecoder, MsgpackEncoder
 from transformers import Qwen2_5_VLForConditionalGeneration
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, AgentLoopWorker
+from verl.trainer.ppo import padding_utils
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.model import extract_multi_modal_inputs
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -31,6 +33,7 @@ from .test_one_update import OVERRIDES, PADDED, Rank
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 RESPONSES = [range(20, 27), range(30, 33), range(40, 60), range(50, 55)]
+KEEPER = f"g_{len(RESPONSES) - 1}_0"  # the row with the pixel values
 READ = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "multi_modal_inputs")
 
 
@@ -99,10 +102,23 @@ def test_given_pictures_when_rows_are_stored_then_engines_read_what_verl_makes_o
     assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
 
 
+def test_given_a_batch_that_verl_fills_up_then_no_row_that_it_makes_has_pixels(worker, monkeypatch):
+    rows, put = rows_with(worker, messages_with(1)), []
+    assert [key for key, fields in rows.items() if fields[store.PIXELS]] == [KEEPER]
+    queue = SimpleNamespace(
+        kv_batch_get=lambda keys, partition_id: list_of_dict_to_tensordict([rows[key] for key in keys]),
+        kv_batch_put=lambda keys, partition_id, fields, tags: put.extend(fields),
+    )
+    monkeypatch.setattr(padding_utils, "tq", queue)
+    batch = KVBatchMeta(partition_id="train", keys=sorted(rows), tags=[{} for _ in rows])
+    padding_utils.upsample_batch_to_divisible_size(batch, 6, eos_token_id=0)
+    assert len(put) == 2 and not any(row[store.PIXELS] or row["multi_modal_inputs"] for row in put)
+
+
 def log_probs_of_the_model(model_path: str, rows: dict[str, dict[str, Any]]) -> list[torch.Tensor]:
     """As transformers computes them, positions included."""
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(model_path, attn_implementation="sdpa").eval()
-    pixels = {name: value for name, value in rows["g_0_0"][store.PIXELS].items() if name != "images_seqlens"}
+    pixels = {name: value for name, value in rows[KEEPER][store.PIXELS].items() if name != "images_seqlens"}
     found = []
     for fields in rows.values():
         ids_1T, length = fields["input_ids"].unsqueeze(0), len(fields["responses"])

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from benchmarks.control_plane import summary as control_plane
-from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
 from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.faults import summary as faults
@@ -19,14 +18,7 @@ from docs import evidence_tables
 
 from ..support.documents import ROOT, page
 
-AT_LEAST = (
-    "Trained tokens/s",
-    "Share of the bound",
-    "Length trained",
-    "Rollout of the bound",
-    "Accuracy",
-    "At the end",
-)
+AT_LEAST = ("Trained tokens/s", "Share of the bound", "Length trained", "Rollout of the bound")
 # Studies whose code is gone, without which their rows cannot be compared with the files.
 CLOSED = ("Rehearsed over measured", "Rehearsed over published")
 FASTEST = ("partial", "partial_stale_kv", "discard, fifo")
@@ -40,7 +32,7 @@ def targets() -> dict[str, tuple[float, str, str]]:
     for name, limit, measured, met in re.findall(
         r"^\| (.*?) \| (-?[\d.]+) \| (-?[\d.]+) \| (yes|no) \|$", text, re.MULTILINE
     ):
-        same = name.lower().startswith(("the same", "at the end"))
+        same = name.lower().startswith("the same")
         title = title if same else name
         rows[f"{title} ... {name}" if same else name] = (float(limit), measured, met)
     return rows
@@ -130,18 +122,6 @@ def measured() -> dict[str, float]:
     found["Fault matrix: cells"] = sum(bool(faults.faults_of(row)) for _, row in struck.iterrows())
     found["From the death of a part"] = ended_s[ended_s["how"] == faults.KILL]["s"].max()
     found["From the death of a part ... stays cut"] = ended_s[ended_s["how"] == faults.CUT]["s"].max()
-
-    learned = corrections.learning_table(corrections.read_runs())
-    learned = learned[(learned["learning_rate"] == 6e-4) & (learned["strategy"] == "partial") & (learned["Seeds"] == 3)]
-    head = "Accuracy after equal steps less on-policy's"
-    masked = learned[learned["correction"] == "sequence_mask"]
-    found[f"{head} ... sequence mask"] = masked["Less on-policy's at the end"].min()
-    learned = learned[learned["machine"] == 1].set_index(["task", "pool", "correction"])
-    at_end, mean_off = learned["Less on-policy's at the end"], learned["Less on-policy's mean"]
-    found[f"{head}, staleness 2.0"] = at_end["quick start", 512, "decoupled"]
-    found[f"{head} ... mean over"] = mean_off["quick start", 512, "decoupled"]
-    found[f"{head} ... staleness 2.5"] = at_end["quick start", 1024].max()
-    found[f"{head} ... tail 25"] = at_end["tail 25", 512].max()
     return found
 
 

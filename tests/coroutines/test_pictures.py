@@ -13,10 +13,10 @@ from PIL import Image
 
 from recipe.async_dapo import store
 from recipe.async_dapo.calls import prompt_digest
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.option_values import ConfigError
 from recipe.async_dapo.rollout import stored_pixels
 from recipe.async_dapo.rollout.manager import make_group
 from recipe.async_dapo.rollout.packed_output import PackedOutput
@@ -147,7 +147,7 @@ def test_given_pictures_when_rows_are_stored_then_pixel_values_are_there_once_a_
     worker: Any = Worker()
     inputs_of = asyncio.run(PictureInputs.of(group, worker))  # pixel values are made in a thread: no virtual time
     rows = {key: fields for key, fields, _ in store.rows_of(group, inputs_of)}
-    assert [bool(fields[store.PIXELS]) for fields in rows.values()] == [bool(colors), False, False]
+    assert [bool(fields[store.PIXELS]) for fields in rows.values()] == [False, False, bool(colors)]
     monkeypatch.setattr(store, "read_pixels", lambda key: rows[key][store.PIXELS])
     for fields in rows.values():
         assert fields["position_ids"].shape == (4, len(fields["input_ids"]))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.trajectory import Attachment
 from recipe.async_dapo_lab.plan.costs import ServerConstants

@@ -16,7 +16,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.agreement import ModelSetup
 from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo_lab.quickstart.tiny_model import build_model, build_tokenizer

@@ -18,10 +18,10 @@ from PIL import Image
 from verl.experimental.agent_loop import AgentLoopWorker
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
+from ..config.values import ConfigError
 from ..core.trajectory import PromptGroup
-from ..option_values import ConfigError
 from ..record.plain_values import AGENT_LOOP
-from ..store import PIXELS
+from ..store import PIXELS, row_key
 from .stored_pixels import StoredPixels
 
 _FOR_POSITIONS = "mm_token_type_ids"  # verl's name; of a whole sequence, where the others are of its pictures
@@ -123,16 +123,18 @@ def check_seen(media: dict[str, Any] | None, messages: Any) -> None:
 
 @dataclass(slots=True)
 class PictureInputs:
-    """What the model takes of a group's rows beside tokens. The pixel values are kept in the first row only.
+    """What the model takes of a group's rows beside tokens. The pixel values are kept in the last row only: verl fills
+    a batch up with copies of its first one.
 
     Attributes:
         pixels: verl's `multi_modal_inputs` of the prompt, without what depends on the response.
         positions: of a row, given its tokens [T].
+        holder: key of the row that keeps the pixel values.
     """
 
     pixels: dict[str, torch.Tensor]
     positions: Callable[[torch.Tensor], torch.Tensor]
-    _first: str = ""
+    holder: str
 
     @classmethod
     async def of(cls, group: PromptGroup, worker: AgentLoopWorker) -> Self:
@@ -144,8 +146,8 @@ class PictureInputs:
             data=worker.config.data,
         )
         output = SimpleNamespace(multi_modal_data=media, mm_processor_kwargs=None)
-        first = next(one for one in group.trajectories if one.is_finished).outputs[0]
-        prompt_ids_T = torch.tensor(first.prompt_ids)
+        last = next(one for one in reversed(group.trajectories) if one.is_finished)
+        prompt_ids_T = torch.tensor(last.outputs[0].prompt_ids)
         inputs = await asyncio.to_thread(worker._compute_multi_modal_inputs, output, prompt_ids_T)
 
         def positions(input_ids_T: torch.Tensor) -> torch.Tensor:
@@ -153,12 +155,11 @@ class PictureInputs:
             return worker._compute_position_ids(ids_1T, torch.ones_like(ids_1T), dict(inputs)).squeeze(0)
 
         pixels = {name: value for name, value in inputs.items() if name != _FOR_POSITIONS}
-        return cls(pixels, positions)
+        return cls(pixels, positions, row_key(group, last, len(last.outputs) - 1))
 
     def __call__(self, key: str, input_ids_T: torch.Tensor) -> dict[str, Any]:
-        self._first = self._first or key
         return {
             "position_ids": self.positions(input_ids_T),
-            "multi_modal_inputs": StoredPixels(self._first) if self.pixels else {},
-            PIXELS: self.pixels if key == self._first else {},
+            "multi_modal_inputs": StoredPixels(self.holder) if self.pixels else {},
+            PIXELS: self.pixels if key == self.holder else {},
         }

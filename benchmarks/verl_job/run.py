@@ -1,0 +1,68 @@
+"""The job on which verl publishes its asynchronous modes, simulated: rows of `runs.csv`.
+
+verl's page (advance/v1_async_trainer, 16 September 2026) says model, engines of 4 GPUs, Megatron's TP2 PP2 CP2,
+B=64 in four mini-batches, 32K, decoupled PPO, seconds and tokens of 150 steps, and the GPU (H100) of its second
+experiment. By its tokens a second n is 8, and a prompt 155 tokens. Assumed: log-normal lengths, whose mean is that of
+the page, and the planner's constants.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE, equal_share, measure, ours
+from benchmarks.defaults.settings import MEASURED, Setting
+from benchmarks.support.runs_file import RunsFile
+from recipe.async_dapo_lab.plan.candidates import Candidate, baseline, with_drafts
+from recipe.async_dapo_lab.plan.systems import verl_colocate_async, verl_separate_async, verl_sync
+
+MODEL, GROUPS = "qwen3.5-35b-a3b", 64
+JOB = Setting(
+    servers=8, gpus=4, accelerator="h100", groups=GROUPS, n=8, limit_tok=32_768, median_tok=10_000, model=MODEL
+)
+FIXED: dict[str, Any] = {"prompt_len_tok": 155, "updates": 4, "gpus_per_rank": 8}
+PUBLISHED, FILTERED, AS_MEASURED, THREE_NODES = "as published", "60 % valid", "an engine as measured", "3 nodes"
+DRAFTED, ACCEPTED = "default, drafts", 0.6
+CASES: dict[str, dict[str, Any]] = {
+    PUBLISHED: {"valid_share": 1.0},
+    FILTERED: {"valid_share": 0.6},
+    AS_MEASURED: {"valid_share": 1.0} | json.loads(MEASURED.read_text("utf-8")),
+    THREE_NODES: {"valid_share": 1.0, "servers": 6, "length_median_tok": 10_700.0},
+}
+
+
+def candidates(case: str) -> Iterator[Candidate]:
+    if case != THREE_NODES:
+        yield baseline(verl_sync(groups=GROUPS))
+        yield baseline(verl_colocate_async(groups=GROUPS))
+        yield ours(DEFAULT)
+        drafted = ours(DRAFTED)
+        yield replace(drafted, system=with_drafts(drafted.system))
+    servers = CASES[case].get("servers", JOB.servers)
+    yield baseline(verl_separate_async(groups=GROUPS, trainer_servers=4, servers=servers))
+
+
+def row(case: str, candidate: Candidate) -> dict[str, Any]:
+    drafts = {"drafts_accepted": ACCEPTED} if candidate.system.name == DRAFTED else {}
+    return measure(JOB, "", candidate, **FIXED, **CASES[case], **drafts)
+
+
+def row_at_share(case: str, share: float) -> dict[str, Any]:
+    def at(cap: float | None) -> dict[str, Any]:
+        return row(case, ours(EQUAL_SHARE, max_partial_share=cap)) | {"cap": cap or ""}
+
+    return equal_share(at, share=share)
+
+
+def run(path: Path) -> None:
+    """Simulate what the file does not have yet."""
+    file = RunsFile(path)
+    for case in CASES:
+        for candidate in candidates(case):
+            file.measure({"case": case, "system": candidate.system.name}, partial(row, case, candidate))
+        if case != THREE_NODES:
+            share = float(file.row(case=case, system=COLOCATE)["off_policy"])
+            file.measure({"case": case, "system": EQUAL_SHARE}, partial(row_at_share, case, share))
