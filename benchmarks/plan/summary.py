@@ -34,7 +34,7 @@ def reference_table() -> pd.DataFrame:
 
 
 def published_table() -> pd.DataFrame:
-    frame = pd.concat([pd.read_csv(FOLDER / "validation.csv"), verl_job.validation()])
+    frame = pd.concat([pd.read_csv(FOLDER / "validation.csv"), verl_job.validation()], ignore_index=True)
     return _judged(frame)[["Source", "What", "Published", "Simulated", "Error", "Target"]]
 
 

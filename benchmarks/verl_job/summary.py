@@ -89,7 +89,7 @@ def seconds_table() -> pd.DataFrame:
     simulated = read_simulated().unstack("case")[list(titles)].dropna()
     table = simulated.assign(published=read_published()[PUBLISHED]).rename(columns=titles)
     ours = [DEFAULT, EQUAL_SHARE, DRAFTED]
-    order = [*(name for name in table.index if name not in ours), *ours]
+    order = [*read_published()[PUBLISHED].index, *ours]
     columns = ["published", *table.columns.drop("published")]
     titles = {name: f"{name[0].upper()}{name[1:]} [s]" for name in columns}
     return table.loc[order, columns].rename(columns=titles).rename_axis("Step of").reset_index()
