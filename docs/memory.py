@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trainer_memory import TRAINED_COPIES, TrainerMemory
 from recipe.async_dapo_lab.plan.costs import ServerConstants, kv_room_tok
 from recipe.async_dapo_lab.plan.hardware import Accelerator, ModelShape, find_accelerator, load_model

@@ -14,7 +14,7 @@ import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 
-from recipe.async_dapo.garbage import collect_cycles_as_usual, collect_cycles_rarely
+from recipe.async_dapo.runtime.garbage import collect_cycles_as_usual, collect_cycles_rarely
 from recipe.async_dapo_lab.own_ray import prepare_own_ray
 
 collect_cycles_rarely()  # tests import a million objects

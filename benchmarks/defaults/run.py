@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.runs_file import RunsFile
-from recipe.async_dapo.config import ConfigError, RolloutStrategy
+from recipe.async_dapo.config.values import ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo_lab.plan.candidates import (
     VLLM_CALL_LIMIT,

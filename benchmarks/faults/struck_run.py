@@ -9,8 +9,8 @@ import ray
 from omegaconf import DictConfig, open_dict
 
 from benchmarks.faults.cells import STACK, Stack
-from recipe.async_dapo.garbage import collect_cycles_rarely
 from recipe.async_dapo.main_async_dapo import explained
+from recipe.async_dapo.runtime.garbage import collect_cycles_rarely
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo_lab.own_ray import end_ray_with_this_process
 from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions
@@ -40,7 +40,7 @@ def _run(config: DictConfig) -> None:
                 config.ray_kwargs.ray_init.update(dict.fromkeys(_OF_A_CLUSTER))
         from verl.trainer.main_ppo import run_ppo
 
-        from recipe.async_dapo.shipping import shipped
+        from recipe.async_dapo.runtime.shipping import shipped
 
         with shipped(config) as first_actor:
             run_ppo(config, task_runner_class=first_actor(ray.remote(num_cpus=1)(StruckTaskRunner)))

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.support.runs_file import RunsFile, claim
-from recipe.async_dapo.option_values import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.systems import System
 
 from . import rows

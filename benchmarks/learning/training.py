@@ -4,6 +4,7 @@ this recipe's call them, on a tiny model.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config.optimizer import build_optimizer
 
-from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.training.importance_sampling import ratio_statistics, ratio_sums, wire_importance_sampling
@@ -48,8 +49,11 @@ class Learner:
         self._optimizer = build_optimizer(model.parameters(), self._actor.optim)
 
     def update(self, trained: Sequence[Sampled], *, step: int) -> dict[str, float]:
-        """Train on a step's groups. Returns what a run measures of it."""
-        rows, measures = self.prepare(trained, step=step)
+        """Train on a step's groups. Returns what a run measures of it.
+
+        Which groups make a mini-batch goes by names, which say nothing of length or age, as in `core/mini_batches.py`.
+        """
+        rows, measures = self.prepare(sorted(trained, key=lambda one: crc32(one.group.encode())), step=step)
         clipped, norms = [], []
         for first in range(0, len(trained), self._mini_rows):
             mini = slice(first, first + self._mini_rows)

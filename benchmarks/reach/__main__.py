@@ -19,8 +19,8 @@ from omegaconf import DictConfig
 from benchmarks.reach.scripts import options_of
 from benchmarks.reach.summary import ACCEPTED, IGNORED, REFUSED, RESULTS, counts, reasons
 from benchmarks.support.tables import markdown
-from recipe.async_dapo.config import AsyncDAPOConfig
-from recipe.async_dapo.option_values import ConfigError, ConfigErrors
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import ConfigError, ConfigErrors
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import checks_of
 from recipe.async_dapo.startup.verl_options import check_numbers

@@ -24,7 +24,7 @@ from benchmarks.side_by_side import verl_checkpoint_engine
 from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, RunLoad, train
-from recipe.async_dapo.option_values import MOST_DRAFT_TOK, SPECULATIVE_CONFIGS, Drafts
+from recipe.async_dapo.config.values import MOST_DRAFT_TOK, SPECULATIVE_CONFIGS, Drafts
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT, recipe_overrides
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, STEP_S, RunMetrics

@@ -13,8 +13,8 @@ from io import StringIO
 
 from omegaconf import DictConfig
 
+from .config.values import ConfigError
 from .core.trainer_memory import ASSUMED_GPU, Gpu
-from .option_values import ConfigError
 from .startup.overrides import compose_overrides
 from .startup.preflight import Finding, findings
 

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 import hydra
 from omegaconf import DictConfig
 
-from .config import CONFIG_FOLDER, CONFIG_NAME, ConfigError
-from .garbage import collect_cycles_rarely
-from .logs import last_line, log_phase, note_start, show_logs
+from .config.options import CONFIG_FOLDER, CONFIG_NAME
+from .config.values import ConfigError
+from .runtime.garbage import collect_cycles_rarely
+from .runtime.logs import last_line, log_phase, note_start, show_logs
+from .runtime.verl_version import check_versions
 from .startup.output_check import how_to_go_on
 from .startup.overrides import show_usage
 from .startup.preflight import check_all
-from .verl_version import check_versions
 
 MODULE = f"{__package__}.main_async_dapo"
 
@@ -38,7 +39,7 @@ def _run(config: DictConfig) -> None:
         log_phase("options, data, model and reward function are checked; starting Ray")
         from verl.trainer.main_ppo import run_ppo
 
-        from .shipping import shipped
+        from .runtime.shipping import shipped
         from .training.task_runner import AsyncDAPOTaskRunnerActor
 
         with told_how_to_go_on(config), shipped(config) as first_actor:

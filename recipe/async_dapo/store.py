@@ -18,11 +18,11 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
-from .actor_watch import watched
-from .config import all_gpus, training_gpus
+from .config.options import all_gpus, training_gpus
+from .config.values import ConfigError
 from .core.staleness import VersionTag
 from .core.trajectory import PromptGroup, Trajectory
-from .option_values import ConfigError
+from .runtime.actor_watch import watched
 
 PIXELS = "pixels"  # of a group's pictures; empty but in one of its rows
 TRAIN, VAL = "train", "val"

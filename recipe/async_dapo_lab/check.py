@@ -10,7 +10,8 @@ from importlib import metadata
 from omegaconf import DictConfig
 
 from ..async_dapo import check
-from ..async_dapo.config import AsyncDAPOConfig, ConfigError, gpus_per_engine, num_engines
+from ..async_dapo.config.options import AsyncDAPOConfig, gpus_per_engine, num_engines
+from ..async_dapo.config.values import ConfigError
 from ..async_dapo.core.concurrency import EngineLoad
 from ..async_dapo.core.leases import server_calls
 from ..async_dapo.core.trainer_memory import Gpu

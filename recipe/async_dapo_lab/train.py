@@ -6,7 +6,7 @@
 import sys
 
 from ..async_dapo import main_async_dapo
-from ..async_dapo.config import ConfigError
+from ..async_dapo.config.values import ConfigError
 from ..async_dapo.startup.overrides import compose_overrides
 from .own_ray import end_ray_with_this_process, prepare_own_ray
 from .report.write import report_the_end

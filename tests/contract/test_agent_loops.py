@@ -7,9 +7,9 @@ import pytest
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
-from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.logs import show_logs
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
+from recipe.async_dapo.runtime.logs import show_logs
 
 
 class EchoLoop:

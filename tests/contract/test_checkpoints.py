@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER
 from recipe.async_dapo.startup.output_check import NEWEST_FILE
 from recipe.async_dapo.training import trainer as trainer_module

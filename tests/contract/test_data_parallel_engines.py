@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from omegaconf import OmegaConf
 
-from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.engines.replica import AsyncDAPOReplica
 from recipe.async_dapo.training import run

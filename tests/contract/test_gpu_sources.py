@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.option_values import SUFFIX_PACKAGE
+from recipe.async_dapo.config.values import SUFFIX_PACKAGE
 from recipe.async_dapo.weights.stream import WeightReceiver
 
 WORKER = ("v1/worker/gpu_worker.py", "v1/worker/worker_base.py")

@@ -25,7 +25,7 @@ from benchmarks.learning.schedule import Sampled, SampledRun, scenario
 from benchmarks.learning.tasks import TASKS, Exercise, Task
 from benchmarks.learning.training import Learner, compose_run
 from benchmarks.support.runs_file import claim
-from recipe.async_dapo.option_values import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.training import one_update
 from recipe.async_dapo_lab.plan.measures import StepMeasure
 from recipe.async_dapo_lab.plan.systems import System
@@ -206,6 +206,19 @@ def test_one_pass_has_the_loss_and_the_gradient_of_two(correction: str) -> None:
     assert losses[0] != 0 and losses[1] == pytest.approx(losses[0], abs=1e-6)
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+def test_mini_batches_are_the_same_whichever_group_has_ended_first() -> None:
+    step, trained, sampled_by = stale_batch()
+    groups = [[one for one in trained if one.group == name] for name in dict.fromkeys(one.group for one in trained)]
+    parameters = []
+    for order in (groups, groups[::-1]):
+        model = copy.deepcopy(sampled_by)
+        row = replace(row_of("partial", str(BOUND), "decoupled"), updates=4)
+        Learner(model, compose_run(row.overrides)).update([one for group in order for one in group], step=step)
+        parameters.append(list(model.parameters()))
+    for first, second in zip(*parameters, strict=True):
+        torch.testing.assert_close(first, second)
 
 
 def _output(model: TinyTransformer, trained: list[Sampled]) -> dict[str, Tensor]:

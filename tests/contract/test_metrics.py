@@ -14,7 +14,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from benchmarks.side_by_side.run import VERL_DISCARDS
 from recipe.async_dapo import store
-from recipe.async_dapo.config import AsyncDAPOConfig, RolloutStrategy
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSummary

@@ -14,7 +14,7 @@ from verl.single_controller.ray.base import RayResourcePool, ResourcePoolManager
 from verl.workers.rollout.replica import RolloutReplica
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 
 from ..support.composed_runs import compose_run
 

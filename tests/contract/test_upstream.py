@@ -28,14 +28,14 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from recipe.async_dapo import garbage
 from recipe.async_dapo.core.leases import server_calls
 from recipe.async_dapo.engines import replica
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
+from recipe.async_dapo.runtime import garbage
+from recipe.async_dapo.runtime.verl_version import REQUIRED_VERL_FILE
 from recipe.async_dapo.startup.verl_options import OVERRIDDEN, vllm_arguments
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
-from recipe.async_dapo.verl_version import REQUIRED_VERL_FILE
 
 from ..support.scripted_engine import ScriptedEngine
 from ..support.simulation import simulate

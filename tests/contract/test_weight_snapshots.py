@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.training.mixture import check_room
 from recipe.async_dapo.weights import snapshots as snapshots_module
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker

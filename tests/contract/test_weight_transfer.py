@@ -12,7 +12,7 @@ import zmq
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 from vllm.utils.network_utils import get_open_zmq_ipc_path
 
-from recipe.async_dapo.logs import LOOK_ABOVE, last_line
+from recipe.async_dapo.runtime.logs import LOOK_ABOVE, last_line
 from recipe.async_dapo.weights.stream import (
     Checksum,
     WeightsMismatch,

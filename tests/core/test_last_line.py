@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe.async_dapo.logs import LOOK_ABOVE, engine_exception, last_line
+from recipe.async_dapo.runtime.logs import LOOK_ABOVE, engine_exception, last_line
 
 REMOTE = """round step-3: ray::AsyncDAPOAgentLoopWorker.run_round() (pid=7)
   File "worker.py", line 97, in run_round

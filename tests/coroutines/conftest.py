@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.engines import lives
 
 from ..support.fakes import FakeHandle

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.aio import LimitReached, TurnBatch, await_all, run_to_completion, within
+from recipe.async_dapo.runtime.aio import LimitReached, TurnBatch, await_all, run_to_completion, within
 
 from ..support.simulation import now_s
 

@@ -14,7 +14,7 @@ import pytest
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from recipe.async_dapo.calls import RecordedError, call_id, recorded, unknown_calls
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.agent_loops import KeptLoops

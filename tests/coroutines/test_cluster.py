@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from recipe.async_dapo.config import Auto, FilterConfig, RolloutStrategy
+from recipe.async_dapo.config.options import FilterConfig
+from recipe.async_dapo.config.values import Auto, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 

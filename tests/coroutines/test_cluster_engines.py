@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
-from recipe.async_dapo.logs import last_line
+from recipe.async_dapo.runtime.logs import last_line
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.simulated_cluster import Cluster

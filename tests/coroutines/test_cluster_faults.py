@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.config import ConfigError, FilterConfig, RolloutStrategy
+from recipe.async_dapo.config.options import FilterConfig
+from recipe.async_dapo.config.values import ConfigError, OnRewardError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
-from recipe.async_dapo.option_values import OnRewardError
 from recipe.async_dapo.rollout.manager import RolloutError
 from recipe.async_dapo.rollout.reward_isolation import RewardProcesses
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.async_dapo.config import CallsConfig, RolloutStrategy
+from recipe.async_dapo.config.options import CallsConfig
+from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 from ..support.simulated_cluster import resumed

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from recipe.async_dapo.config import Auto, RolloutStrategy
+from recipe.async_dapo.config.values import Auto, RolloutStrategy
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.engines.load_balancer import LoadBalancerStats
 from recipe.async_dapo_lab.recorder import LabRecorder

@@ -8,13 +8,12 @@ from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.calls import TrajectoryInterrupted, append_tokens, prompt_digest
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError, OnRewardError
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.round import GroupEvent
 from recipe.async_dapo.core.step import Step
 from recipe.async_dapo.core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, Turn
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
-from recipe.async_dapo.option_values import OnRewardError
 from recipe.async_dapo.store import rows_of
 
 from ..support.rollout_world import Loop, N, finished, group, outcome_of, recorder, rollout, scores, stopped_at

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import GetTimeoutError, OwnerDiedError
 
-from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Segment, Trajectory, Turn
 from recipe.async_dapo.rollout import parking

@@ -13,10 +13,10 @@ from PIL import Image
 
 from recipe.async_dapo import store
 from recipe.async_dapo.calls import prompt_digest
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.option_values import ConfigError
 from recipe.async_dapo.rollout import stored_pixels
 from recipe.async_dapo.rollout.manager import make_group
 from recipe.async_dapo.rollout.packed_output import PackedOutput

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.record.plain_values import MAX_DEPTH, read_extension, to_plain
 
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint64", "float16", "float32", "float64")
@@ -79,6 +79,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.slow
 @given(value=VALUES)
 def test_given_plain_values_arrays_and_tensors_when_read_back_then_they_are_what_they_were(value: Any) -> None:
     assert same(read_back({"column": value}), {"column": value})

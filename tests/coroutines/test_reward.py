@@ -21,7 +21,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from recipe.async_dapo.config import REWARD_IMPORT_LIMIT_S, ConfigError
+from recipe.async_dapo.config.options import REWARD_IMPORT_LIMIT_S
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.rollout.reward import RewardFailed, RewardScorer, _tell_renamed
 from recipe.async_dapo.rollout.reward_isolation import RewardProcesses
@@ -250,6 +251,7 @@ FIELDS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(fields=st.lists(FIELDS, min_size=4, max_size=4), by_process=st.booleans())
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # means of infinite fields
 def test_whatever_fields_come_beside_the_score_no_group_is_lost_and_validation_can_show_them(

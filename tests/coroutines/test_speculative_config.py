@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from recipe.async_dapo.config.values import SpeculativeConfig
 from recipe.async_dapo.engines.server import AsyncDAPOServer
-from recipe.async_dapo.option_values import SpeculativeConfig
 
 from ..support.scripted_engine import ScriptedEngine, start_server
 

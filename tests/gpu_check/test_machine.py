@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo import verl_version
+from recipe.async_dapo.runtime import verl_version
 from recipe.async_dapo_lab.gpu_check import machine
 from recipe.async_dapo_lab.gpu_check.machine import GB, Gpu, Machine, judgements, probe
 from recipe.async_dapo_lab.gpu_check.verdicts import Status

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.calibration import calibrate
 from recipe.async_dapo_lab.plan.costs import ServerConstants
 from recipe.async_dapo_lab.plan.systems import recipe, verl_sync

@@ -3,7 +3,7 @@
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.costs import DraftCost, ServerConstants
 from recipe.async_dapo_lab.plan.hardware import BYTES_PER_VALUE, find_accelerator, load_model, shape_of
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from recipe.async_dapo.config import ConfigError, RolloutStrategy
+from recipe.async_dapo.config.values import ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo_lab.plan.calibration import calibrate
 from recipe.async_dapo_lab.plan.candidates import recipe_candidates, with_drafts

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo_lab.plan.from_run import inputs_of_run
 from recipe.async_dapo_lab.plan.inputs import Inputs

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo_lab.plan.candidates import Candidate, recipe_candidates
 from recipe.async_dapo_lab.plan.inputs import Inputs

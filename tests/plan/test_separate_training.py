@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.candidates import bound_of, separate_splits
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.measures import mean_of

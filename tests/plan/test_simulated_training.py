@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.trajectory import Attachment
 from recipe.async_dapo_lab.plan.costs import ServerConstants
@@ -85,6 +85,7 @@ def test_given_a_pool_that_sizes_itself_and_a_long_tail_then_no_token_is_masked(
     assert sum(step.withheld_tok + step.wasted_tok for step in steps) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_staleness", [1, 4])
 def test_given_few_valid_groups_then_a_number_of_groups_keeps_engines_as_full_as_auto(max_staleness):
     scenario = small_scenario(rollout_n=8, valid_share=0.2)

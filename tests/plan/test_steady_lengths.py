@@ -11,7 +11,8 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from recipe.async_dapo.config import AsyncDAPOConfig, RolloutStrategy
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan import sweep
 from recipe.async_dapo_lab.plan.candidates import Candidate, bound_of, pool_options
 from recipe.async_dapo_lab.plan.measures import StepMeasure

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.async_dapo.config import Auto, ConfigError, RolloutStrategy
+from recipe.async_dapo.config.values import Auto, ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import (

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths, correlation_within, load_lengths
 from recipe.async_dapo_lab.plan.workload import ANSWERS, Workload
 

@@ -12,11 +12,11 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from recipe.async_dapo.aio import await_all, resolve
 from recipe.async_dapo.core.balance import Returned
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.engine_requests import EngineRequests
 from recipe.async_dapo.rollout.manager import RolloutError
+from recipe.async_dapo.runtime.aio import await_all, resolve
 
 from ..support.real_actors import (
     PATIENCE_S,

@@ -25,7 +25,7 @@ import sys
 sys.path[:0] = [{root!r}, {root!r} + "/recipe/async_dapo_lab/cpu/plugin"]
 import ray
 from verl.trainer.main_ppo import run_ppo
-from recipe.async_dapo.shipping import shipped
+from recipe.async_dapo.runtime.shipping import shipped
 from tests.support.composed_runs import compose_run
 
 def runner(folder):

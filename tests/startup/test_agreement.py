@@ -12,7 +12,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.core.agreement import LogProbsDisagree, judge, likely_causes
 from recipe.async_dapo.training.agreement import _setup_of
 from recipe.async_dapo.training.importance_sampling import wire_importance_sampling

@@ -6,7 +6,8 @@ from uuid import uuid4
 import pytest
 from omegaconf import DictConfig
 
-from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import EndedGroups
 from recipe.async_dapo.core.over_sampling import AtHand
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from recipe.async_dapo.check import main
-from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
-from recipe.async_dapo.option_values import ConfigErrors, check_each
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import ConfigError, ConfigErrors, check_each
 from recipe.async_dapo.startup import data_check
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, checks_of, findings

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, POOL_FILE, DamagedCheckpoint, read_pool, verify
 from recipe.async_dapo.startup import output_check
 from recipe.async_dapo.startup.output_check import NEWEST_FILE, check_resume

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import DictConfig
 
-from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup import data_files
 from recipe.async_dapo.startup.data_check import check_data
 from recipe.async_dapo.startup.preflight import check_all

@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from recipe.async_dapo import main_async_dapo
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.main_async_dapo import explained, told_how_to_go_on
 from recipe.async_dapo_lab import train
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.record.data_history import fingerprint, read_history
 from recipe.async_dapo.record.history import KEY, write_history

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup import output_check
 from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
 

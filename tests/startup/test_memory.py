@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trainer_memory import Gpu
 from recipe.async_dapo.startup.model_check import check_memory
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS

@@ -8,8 +8,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 from docs.declared import OPTIONS_FILE, declared
-from recipe.async_dapo.config import AsyncDAPOConfig, checkpoints_to_keep
-from recipe.async_dapo.option_values import alternatives
+from recipe.async_dapo.config.options import AsyncDAPOConfig, checkpoints_to_keep
+from recipe.async_dapo.config.values import alternatives
 from recipe.async_dapo.startup.verl_options import NUMBERS
 
 from ..support.composed_runs import ComposeRun, of_options

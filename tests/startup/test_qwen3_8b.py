@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from recipe.async_dapo.config import AsyncDAPOConfig, Auto, ConfigError
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import Auto, ConfigError
 from recipe.async_dapo.startup.preflight import check_all, checks_of
 
 from ..support.composed_runs import RECIPE, compose_run, rows, write_model, write_parquet

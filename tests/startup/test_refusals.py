@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.async_dapo.config import TOGETHER, AsyncDAPOConfig, ConfigError
+from recipe.async_dapo.config.options import TOGETHER, AsyncDAPOConfig
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup import rules
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, findings

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup import preflight
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all

@@ -6,7 +6,8 @@ import pytest
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.length_bias import mean_tok
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.rollout import reward_isolation
 from recipe.async_dapo.rollout.reward_isolation import isolate_reward
 from recipe.async_dapo.startup.preflight import check_all

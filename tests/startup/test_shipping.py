@@ -10,9 +10,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import load_extern_object
 
-from recipe.async_dapo import shipping
-from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped
+from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.runtime import shipping
+from recipe.async_dapo.runtime.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped
 from recipe.async_dapo_lab.train import RECORDER
 
 

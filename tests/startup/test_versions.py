@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.verl_version import check_versions
+from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.runtime.verl_version import check_versions
 
 from ..support.composed_runs import write_verl
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transfer_queue import KVBatchMeta
 
-from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.server_actor import ServerActor
 from recipe.async_dapo_lab.plan.engine import Engine

@@ -11,8 +11,8 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from recipe.async_dapo.logs import show_logs
-from recipe.async_dapo.shipping import shipped
+from recipe.async_dapo.runtime.logs import show_logs
+from recipe.async_dapo.runtime.shipping import shipped
 from recipe.async_dapo.startup.preflight import check_all
 
 FAILING_ENGINE = Path(__file__).with_name("failing_engine")

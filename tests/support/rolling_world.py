@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.support.router import router_options
-from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.engine_requests import EngineRequests
 from recipe.async_dapo.separate.balancer import RollingLoadBalancer
@@ -106,7 +106,7 @@ class RollingWorld:
 
     async def begin(self) -> None:
         """All engines have version 0, and generate."""
-        await self.balancer.report_growth_to(FakeHandle(self.coordinator))
+        await self.balancer.tell_versions_to(FakeHandle(self.coordinator))
         await self.publish(0)
         await self.balancer.enroll({name: [FakeHandle(taker)] for name, taker in self.takers.items()})
         await self.balancer.caught_up()

@@ -8,12 +8,12 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.calls import Recorder, append_tokens, current_recorder
+from recipe.async_dapo.config.values import OnRewardError
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.outcome import GroupOutcome
 from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.round import GroupEvent
 from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Trajectory
-from recipe.async_dapo.option_values import OnRewardError
 from recipe.async_dapo.rollout.agent_loops import KeptLoops
 from recipe.async_dapo.rollout.call_runner import CallRunner
 from recipe.async_dapo.rollout.group_rollout import GroupRollout

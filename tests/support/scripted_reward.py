@@ -5,8 +5,8 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-from recipe.async_dapo.config import RewardConfig
-from recipe.async_dapo.option_values import OnRewardError
+from recipe.async_dapo.config.options import RewardConfig
+from recipe.async_dapo.config.values import OnRewardError
 from recipe.async_dapo.rollout.started_process import CallLost, RewardProcessKilled
 
 

@@ -11,7 +11,8 @@ import pytest
 from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import AsyncDAPOConfig, Placement, RolloutStrategy
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import Placement, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 from recipe.async_dapo.separate.coordinator import RollingCoordinator
@@ -54,6 +55,7 @@ class SeparateCluster(Cluster):
 
     _coordinator_class = RollingCoordinator
     _manager_class = RollingManager
+
     versions_may_fall = True  # the next turn may go to an engine that is updated later
 
     def __init__(
@@ -75,6 +77,9 @@ class SeparateCluster(Cluster):
         self.watch()
 
     # ---- what verl's trainer does ----
+
+    def _connect(self) -> None:
+        self.ray.get(self.balancer_handle.tell_versions_to.remote(self.coordinator_handle))
 
     def step(self) -> dict[str, float]:
         with self.engines.naming_lost_engines():

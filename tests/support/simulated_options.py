@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.config import AsyncDAPOConfig, CallsConfig, FilterConfig, Placement, RolloutStrategy
+from recipe.async_dapo.config.options import AsyncDAPOConfig, CallsConfig, FilterConfig
+from recipe.async_dapo.config.values import Placement, RolloutStrategy
 from recipe.async_dapo.core.prompt_history import SelectBy, Selection
 from recipe.async_dapo.core.stop_rules import StopRuleName
 

@@ -13,7 +13,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from recipe.async_dapo import store
 from recipe.async_dapo.calls import recorded
-from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.rollout.worker import AsyncDAPOAgentLoopWorker

@@ -14,7 +14,7 @@ from typing import TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-SIBLINGS_SHARE = 1 / 8  # of its capacity that a server may have more in use than others, to have a group together
+NEAR_SHARE = 1 / 8  # by which a server may be fuller than others, to keep requests with what it has cached
 
 # Of the coordinator, the load balancer and agent loop workers: every lane may wait for a group, every request for a
 # server, every trajectory for a call of another worker, and no release and no round may queue behind them.
@@ -26,15 +26,13 @@ _CONTROL_CALLS, _LEAST_SERVER_CALLS = 16, 1000
 
 @dataclass(slots=True)
 class Server:
-    """What is on a server, in expected tokens of KV cache."""
+    """What is on a server."""
 
     capacity: int  # requests it may have in flight
-    weight: float = 1.0  # how much it should hold, compared with the others
-    kv_tok: float = 0.0
     last_used: int = 0
     peak: int = 0  # most requests in flight at once
     is_closed: bool = False  # takes no further requests
-    leases: dict[str, float] = field(default_factory=dict)  # lease id -> expected KV use [tokens]
+    leases: set[str] = field(default_factory=set)
 
     @property
     def inflight(self) -> int:
@@ -42,7 +40,8 @@ class Server:
 
     @property
     def load(self) -> float:
-        return self.kv_tok / self.weight
+        """Share of its capacity in use; above 1 where that has been cut."""
+        return len(self.leases) / self.capacity
 
     @property
     def has_capacity(self) -> bool:
@@ -52,11 +51,10 @@ class Server:
 class ServersByLoad:
     """The servers in order of load, in logarithmic time.
 
-    A request goes to the least loaded server with capacity: the one whose KV cache will be least full for its size.
-    The server that caches the request's prefix is preferred if it holds at most as many tokens more as the prefix is
-    long: recomputing the prefix costs about as much as sharing the memory bandwidth with those tokens. Otherwise the
-    server of the group's last request, whose engine can draft from the answers of the siblings, is preferred if it is
-    fuller by at most an eighth of its capacity.
+    A request goes to the least loaded server that has capacity. Servers are sized by their KV caches, so to count
+    requests is enough. The server that may cache the request's prefix is preferred if it is fuller by at most one
+    request, or an eighth of those that it has. Otherwise the server of the group's last request, whose engine can draft
+    from the answers of the siblings, is preferred if it is fuller by at most an eighth of its capacity.
     """
 
     def __init__(self) -> None:
@@ -71,7 +69,7 @@ class ServersByLoad:
     def remove(self, server_id: str) -> Server | None:
         return self.servers.pop(server_id, None)
 
-    def choose(self, request: "_Request", last_id: str | None, siblings_id: str | None) -> str | None:
+    def choose(self, last_id: str | None, siblings_id: str | None) -> str | None:
         """The server for a request; None if all are full.
 
         Args:
@@ -81,36 +79,30 @@ class ServersByLoad:
         best_id = self._least_loaded()
         if best_id is None:
             return None
-        if self._is_near(last_id, best_id, max(request.prefix_tok, 1.0)):
+        last, siblings = (self.servers.get(one) if one is not None else None for one in (last_id, siblings_id))
+        if last is not None and self._is_near(last, best_id, max(1.0, NEAR_SHARE * last.inflight)):
             return last_id
-        room_tok = self.servers[best_id].capacity * request.kv_tok
-        return siblings_id if self._is_near(siblings_id, best_id, SIBLINGS_SHARE * room_tok) else best_id
+        is_near = siblings is not None and self._is_near(siblings, best_id, NEAR_SHARE * siblings.capacity)
+        return siblings_id if is_near else best_id
 
-    def _is_near(self, server_id: str | None, best_id: str, fuller_tok: float) -> bool:
-        """Whether a server has capacity, and is fuller than the best one by no more than that."""
-        server = self.servers.get(server_id) if server_id is not None else None
-        if server is None or not server.has_capacity:
-            return False
-        return (server.load - self.servers[best_id].load) * server.weight <= fuller_tok
+    def _is_near(self, server: Server, best_id: str, requests: float) -> bool:
+        """Whether a server has capacity, and is fuller than the best one by no more than so many requests."""
+        return server.has_capacity and (server.load - self.servers[best_id].load) * server.capacity <= requests
 
-    def occupy(self, server_id: str, lease_id: str, kv_tok: float) -> None:
+    def occupy(self, server_id: str, lease_id: str) -> None:
         self._clock += 1
         server = self.servers[server_id]
-        server.leases[lease_id] = kv_tok
-        server.kv_tok += kv_tok
+        server.leases.add(lease_id)
         server.last_used = self._clock
         server.peak = max(server.peak, server.inflight)
         self.note(server_id)
 
     def vacate(self, server_id: str, lease_id: str) -> None:
-        server = self.servers[server_id]
-        server.kv_tok -= server.leases.pop(lease_id)
-        if not server.leases:
-            server.kv_tok = 0.0  # no rounding error outlives its requests
+        self.servers[server_id].leases.remove(lease_id)
         self.note(server_id)
 
     def note(self, server_id: str) -> None:
-        """Its load, weight or capacity has changed."""
+        """Its load or capacity has changed."""
         server = self.servers[server_id]
         if server.has_capacity:
             heapq.heappush(self._heap, (server.load, server.last_used, server_id))
@@ -153,8 +145,6 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class _Request:
     sticky_key: str | None
-    prefix_tok: int
-    kv_tok: float
     group: str | None
 
 
@@ -244,42 +234,30 @@ class LeaseTable:
         self._by_load.note(server_id)
         return self._grant_queued()
 
-    def set_capacities(self, capacities: Mapping[str, int], weights: Mapping[str, float]) -> list[Grant]:
+    def set_capacities(self, capacities: Mapping[str, int]) -> list[Grant]:
         """Size servers anew; a lease that is out stays, on a server with less capacity too.
 
         Args:
             capacities: server -> requests in flight, cut at `max_inflight_per_server` [count].
-            weights: server -> how much KV cache it should hold, compared with the others [> 0].
         """
         for server_id, count in capacities.items():
             if (server := self._by_load.servers.get(server_id)) is not None:
                 server.capacity = max(1, min(count, self._max_per_server))
-                server.weight = weights.get(server_id, server.weight)
                 self._by_load.note(server_id)
         return self._grant_queued()
 
-    def request(
-        self,
-        lease_id: str,
-        sticky_key: str | None = None,
-        *,
-        prefix_tok: int = 0,
-        kv_tok: float = 1.0,
-        group: str | None = None,
-    ) -> list[Grant]:
+    def request(self, lease_id: str, sticky_key: str | None = None, *, group: str | None = None) -> list[Grant]:
         """Ask for a server.
 
         Args:
             sticky_key: prefers the server that the key used last, while that is not too full.
-            prefix_tok: context that is to be computed, unless it is cached there [tokens].
-            kv_tok: KV cache that the request is expected to need [tokens, > 0]; 1 for all = requests are counted.
             group: prefers the server that the group used last, while that is not too full.
         """
         assert lease_id not in self._held and lease_id not in self._queued, f"lease {lease_id} requested twice"
         if lease_id in self._overtaken:
             del self._overtaken[lease_id]
             return []
-        self._queued[lease_id] = _Request(sticky_key, prefix_tok, kv_tok, group)
+        self._queued[lease_id] = _Request(sticky_key, group)
         return self._grant_queued()
 
     def release(self, lease_id: str) -> list[Grant]:
@@ -309,11 +287,11 @@ class LeaseTable:
             lease_id, request = next(iter(self._queued.items()))
             last_id = None if request.sticky_key is None else self._sticky.get(request.sticky_key)
             siblings_id = None if request.group is None else self._siblings_at.get(request.group)
-            server_id = self._by_load.choose(request, last_id, siblings_id)
+            server_id = self._by_load.choose(last_id, siblings_id)
             if server_id is None:
                 break
             del self._queued[lease_id]
-            self._by_load.occupy(server_id, lease_id, request.kv_tok)
+            self._by_load.occupy(server_id, lease_id)
             self._held[lease_id] = server_id
             if request.sticky_key is not None:
                 self._sticky[request.sticky_key] = server_id

@@ -16,9 +16,9 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from ..calls import Recorder, TrajectoryInterrupted, current_recorder, cut
+from ..config.values import ConfigError
 from ..core.step import Step, next_step
 from ..core.trajectory import Attachment, Trajectory, Turn
-from ..option_values import ConfigError
 from .engine_requests import EngineRequests
 
 Decode = Callable[[Sequence[int]], str]

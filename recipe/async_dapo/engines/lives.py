@@ -9,8 +9,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from ..aio import RECONNECT_S, await_all
 from ..core.concurrency import EngineLoad
+from ..runtime.aio import RECONNECT_S, await_all
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from ..core.leases import server_calls
-from ..logs import log_phase
+from ..runtime.logs import log_phase
 from .server import EngineProcesses
 from .server_actor import WATCH, ServerActor
 

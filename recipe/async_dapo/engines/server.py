@@ -20,10 +20,10 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from ..config.values import SpeculativeConfig
 from ..core.concurrency import EngineLoad
-from ..logs import engine_exception, show_logs
-from ..option_values import SpeculativeConfig
-from ..verl_version import check_versions
+from ..runtime.logs import engine_exception, show_logs
+from ..runtime.verl_version import check_versions
 from ..weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine
 from .engine import RequestTable, RunningRequest, StampingEngine
 from .load_meter import LoadMeter, Meter

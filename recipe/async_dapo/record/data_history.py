@@ -7,8 +7,8 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig
 from verl.utils.fs import copy_to_local
 
+from ..config.values import ConfigError
 from ..core.prompt_history import PassCount
-from ..option_values import ConfigError
 from .history import KEY, load_history
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import msgspec
 
+from ..config.values import ConfigError
 from ..core.prompt_history import PassCount
-from ..option_values import ConfigError
 from .checkpoint_folder import replacing
 
 FORMAT = 1

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from msgspec.msgpack import Ext
 
-from ..option_values import ConfigError
+from ..config.values import ConfigError
 
 DATA_SET, AGENT_LOOP = "data set", "agent loop"  # sources
 MAX_DEPTH = 64

@@ -24,8 +24,8 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, _agent_loop_registry
 
 from ..calls import Recorder, TrajectoryGivenUp, TrajectoryInterrupted, current_recorder
+from ..config.values import ConfigError
 from ..core.trajectory import Suspension, Trajectory
-from ..option_values import ConfigError
 
 logger = logging.getLogger(__name__)
 

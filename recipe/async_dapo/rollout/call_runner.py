@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from ..aio import LimitReached, on_thread, within
 from ..calls import (
     RETRY,
     Policy,
@@ -23,10 +22,11 @@ from ..calls import (
     running_call_id,
     value_of,
 )
+from ..config.values import ConfigError
 from ..core.journal import Call, WhenUnknown
 from ..core.outcome import Cause, KnownPlaces
-from ..option_values import ConfigError
 from ..record.plain_values import AGENT_LOOP, read_extension, to_plain
+from ..runtime.aio import LimitReached, on_thread, within
 from .reward_process import describe, user_traceback
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AtHand
 from ..core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ..core.round_groups import WaitingGroup
-from ..logs import log_phase, show_logs
+from ..runtime.logs import log_phase, show_logs
 
 logger = logging.getLogger(__name__)
 
@@ -157,12 +157,6 @@ class EarlyStoppingCoordinator:
                 current.state.note(prompt_uid, event)
             self._tell_progress(current)
             current.wake_taker()
-
-    async def add_capacity(self, count: int) -> None:
-        """The load balancer: engines have the capacity for so many more trajectories than when the round began."""
-        if self._round is not None:
-            self._round.state.add_capacity(count)
-            self._round.wake_taker()
 
     async def at_hand(self, round_id: str) -> AtHand:
         """Groups that are valid or can still become so."""

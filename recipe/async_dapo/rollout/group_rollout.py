@@ -11,7 +11,8 @@ from ray.exceptions import RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..calls import Recorder, SampledTokens, TrajectoryGivenUp, current_recorder
-from ..config import AsyncDAPOConfig, ConfigError, OnRewardError
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError, OnRewardError
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, Verdict, is_certain, judge_group
 from ..core.round import GroupEvent
 from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, TurnCounts

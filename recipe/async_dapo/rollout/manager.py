@@ -19,14 +19,15 @@ from ray.exceptions import RayError, RayTaskError
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.experimental.agent_loop import AgentLoopManager
 
-from ..config import AsyncDAPOConfig, ConfigError
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.round import RoundSpec, RoundSummary
 from ..core.trajectory import Attachment, PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
-from ..logs import log_phase
 from ..record.plain_values import DATA_SET, to_plain
+from ..runtime.logs import log_phase
 from ..store import FIELDS
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import ticket_of
@@ -123,7 +124,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         called = [self._coordinator, self._balancer, *reward_workers]
         connecting += [_call_each(worker, called) for _, worker in workers]
         from_coordinator = _call_each(self._coordinator, [self._balancer])
-        connecting.append(self._balancer.report_growth_to.remote(self._coordinator))
         _, late = ray.wait(connecting, num_returns=len(connecting), timeout=CONNECT_TIMEOUT_S)
         if late:
             silent = sorted({connecting.index(call) % len(workers) for call in late})
@@ -248,10 +248,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             concurrency_state: of a checkpoint, to go on with.
         """
         self._capacity = self._get(self._balancer.open.remote(concurrency_state))
-
-    def learn_from_validation(self) -> None:
-        """Before anything is known of training, engines are sized by what a validation took."""
-        self._capacity = self._get(self._balancer.learn_first.remote())
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """verl's entry for validation: run all prompts to their end on the same workers, without early stop."""

@@ -10,8 +10,8 @@ import torch
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..calls import SampledTokens
+from ..config.values import ConfigError
 from ..core.trajectory import BrokenRecord
-from ..option_values import ConfigError
 from ..record.plain_values import AGENT_LOOP, to_plain
 
 

@@ -18,8 +18,8 @@ from PIL import Image
 from verl.experimental.agent_loop import AgentLoopWorker
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
+from ..config.values import ConfigError
 from ..core.trajectory import PromptGroup
-from ..option_values import ConfigError
 from ..record.plain_values import AGENT_LOOP
 from ..store import PIXELS, row_key
 from .stored_pixels import StoredPixels

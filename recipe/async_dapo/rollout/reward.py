@@ -14,10 +14,11 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 
-from ..aio import RECONNECT_S
 from ..calls import Recorder
-from ..config import AsyncDAPOConfig, ConfigError
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError
 from ..core.outcome import Cause, KnownPlaces
+from ..runtime.aio import RECONNECT_S
 from .reward_process import describe, plain, user_traceback
 from .started_process import RewardProcessDied, RewardProcessKilled, RewardRaised
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ..config import RewardConfig
+from ..config.options import RewardConfig
 from .reward_process import load
 from .started_process import CallLost, RewardFunction, RewardProcess
 

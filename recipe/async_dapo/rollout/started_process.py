@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import REWARD_IMPORT_LIMIT_S
+from ..config.options import REWARD_IMPORT_LIMIT_S
 from .reward_process import SIZE_BYTES, pack, shown_name
 
 PROGRAM = Path(__file__).with_name("reward_process.py")

@@ -14,10 +14,10 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from ..aio import LimitReached, within
 from ..calls import Policy, TrajectoryGivenUp, current_recorder, make_recorded
-from ..option_values import ConfigError
+from ..config.values import ConfigError
 from ..record.plain_values import AGENT_LOOP
+from ..runtime.aio import LimitReached, within
 from .pictures import PROMPTS_ONLY
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from verl.trainer.ppo.reward import resolve_reward_manager_cls
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from ..calls import Recorder, SampledTokens, append_tokens
-from ..config import AsyncDAPOConfig
+from ..config.options import AsyncDAPOConfig
 from ..core.trajectory import PromptGroup, Trajectory
 from ..store import rows_of
 from .call_runner import CallRunner

@@ -12,17 +12,18 @@ from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 
 from .. import store
-from ..aio import TurnBatch
-from ..config import AsyncDAPOConfig, ConfigError
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError
 from ..core.outcome import Verdict
 from ..core.round import GroupEvent, RoundSpec
 from ..core.round_groups import WaitingGroup
 from ..core.trajectory import PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
-from ..logs import show_logs
-from ..shipping import localise
+from ..runtime.aio import TurnBatch
+from ..runtime.logs import show_logs
+from ..runtime.shipping import localise
+from ..runtime.verl_version import check_versions
 from ..store import join_queue
-from ..verl_version import check_versions
 from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
 from .group_rollout import GroupRollout, leaves

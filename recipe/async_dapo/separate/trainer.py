@@ -16,10 +16,11 @@ from verl.checkpoint_engine import CheckpointEngineManager
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from .. import store
-from ..config import AsyncDAPOConfig, RolloutStrategy, engine_gpus
-from ..logs import log_phase
+from ..config.options import AsyncDAPOConfig, engine_gpus
+from ..config.values import RolloutStrategy
 from ..rollout.coordinator import RoundEvent
 from ..rollout.reports import RoundRecord
+from ..runtime.logs import log_phase
 from ..training.engine_manager import EngineManager
 from ..training.replay_buffer import RoundReplayBuffer
 from ..training.run import Parts

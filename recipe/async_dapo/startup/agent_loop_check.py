@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
-from ..option_values import ConfigError, check_choice
+from ..config.values import ConfigError, check_choice
 from .verl_options import listed
 
 _ROLLOUT = "actor_rollout_ref.rollout."

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from omegaconf import DictConfig
 
-from ..config import AsyncDAPOConfig
-from ..option_values import ConfigError, refused
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError, refused
 from ..record.data_history import read_history
 from ..record.history import KEY
 from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, first_line, shipped_modules, tool_schemas

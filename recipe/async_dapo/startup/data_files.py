@@ -19,7 +19,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
-from ..option_values import ConfigError
+from ..config.values import ConfigError
 from .agent_loop_check import AGENT_COLUMN
 from .verl_options import listed
 

@@ -13,9 +13,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from safetensors import safe_open
 
-from ..config import model_setup, training_gpus
+from ..config.options import model_setup, training_gpus
+from ..config.values import ConfigError, Placement, Rule, check_each, check_rules, refused
 from ..core.trainer_memory import ASSUMED_GPU, Gpu, TrainerMemory
-from ..option_values import ConfigError, Placement, Rule, check_each, check_rules, refused
 from .agent_loop_check import shipped_modules
 
 _MODEL, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.rollout."

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import checkpoints_to_keep, training_gpus
-from ..option_values import ConfigError, check_each, refused
+from ..config.options import checkpoints_to_keep, training_gpus
+from ..config.values import ConfigError, check_each, refused
 from ..record.checkpoint_folder import (
     LEAST_BYTES,
     STEP_FOLDER,

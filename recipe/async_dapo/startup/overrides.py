@@ -9,8 +9,8 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import CONFIG_FOLDER, CONFIG_NAME, ConfigError
-from ..option_values import did_you_mean
+from ..config.options import CONFIG_FOLDER, CONFIG_NAME
+from ..config.values import ConfigError, did_you_mean
 
 USAGE = """\
 usage: python -m {module} KEY=VALUE ...

@@ -9,10 +9,10 @@ from typing import Any
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from ..config import AsyncDAPOConfig
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError, ConfigErrors, check_each
 from ..core.trainer_memory import ASSUMED_GPU, Gpu
-from ..option_values import ConfigError, ConfigErrors, check_each
-from ..verl_version import check_versions
+from ..runtime.verl_version import check_versions
 from .agent_loop_check import first_line
 from .verl_options import check_numbers
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from ..config import AsyncDAPOConfig
-from ..option_values import ConfigError, refused
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError, refused
 from ..rollout.reward_isolation import RewardProcesses, function_of
 from ..rollout.started_process import NoScore, RewardNotLoaded, RewardProcess, RewardProcessDied, RewardRaised
 from .model_check import load_by_verl

@@ -19,7 +19,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.tracking import Tracking
 from verl.workers.config import CriticConfig
 
-from ..config import (
+from ..config.options import (
     AsyncDAPOConfig,
     checkpoints_to_keep,
     engine_gpus,
@@ -27,8 +27,7 @@ from ..config import (
     needs_bypass_loss,
     training_gpus,
 )
-from ..core.leases import MAX_PENDING_CALLS, server_calls
-from ..option_values import (
+from ..config.values import (
     SUFFIX_MODULE,
     SUFFIX_PACKAGE,
     ConfigError,
@@ -41,6 +40,7 @@ from ..option_values import (
     check_rules,
     own_head_drafts,
 )
+from ..core.leases import MAX_PENDING_CALLS, server_calls
 from .verl_options import MEGATRON_SIZES, VEOMNI_SIZE, listed
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."

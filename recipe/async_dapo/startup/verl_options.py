@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from msgspec import Meta
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..option_values import (
+from ..config.values import (
     ConfigError,
     Count,
     NotNegative,

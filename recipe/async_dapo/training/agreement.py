@@ -8,7 +8,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils.config import omega_conf_to_dataclass
 
 from .. import store
-from ..config import model_setup
+from ..config.options import model_setup
 from ..core.agreement import ModelSetup, judge
 from .importance_sampling import ratio_statistics, ratio_sums
 

@@ -20,7 +20,7 @@ import msgspec
 from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..config import checkpoints_to_keep
+from ..config.options import checkpoints_to_keep
 from ..core.concurrency import ConcurrencyState
 from ..core.length_bias import ObservedLengths
 from ..core.over_sampling import LengthsEnded, OverSamplingState

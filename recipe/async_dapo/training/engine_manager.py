@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.workers.rollout.llm_server import LLMServerManager
 
-from ..config import AsyncDAPOConfig
+from ..config.options import AsyncDAPOConfig
 from ..engines.engine_requests import EnginesUnavailable
 from ..engines.replica import AsyncDAPOReplica
 from ..rollout.manager import RolloutError

@@ -32,7 +32,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
-from ..config import ImportanceSampling, needs_bypass_loss
+from ..config.options import needs_bypass_loss
+from ..config.values import ImportanceSampling
 from .metrics import PREFIX
 
 MAX_LOG = 600.0  # exp() saturates at e^600 = 4e260, so that sums over any batch stay finite in float64

@@ -21,7 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
 
 from .. import store
-from ..config import AsyncDAPOConfig, ConfigError
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError
 from ..core.staleness import Segments, StalenessLimit, plan_mixtures
 from ..weights.snapshots import SnapshotRoom
 from .importance_sampling import mixture_token_log_probs

@@ -13,7 +13,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from .. import store
-from ..config import AsyncDAPOConfig, ConfigError, S
+from ..config.options import AsyncDAPOConfig, S
+from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.ledger import check_batch
 from ..core.length_bias import LengthBiasWindow
@@ -300,7 +301,6 @@ class RoundReplayBuffer(ReplayBuffer):
         outcomes = record.summary.outcomes
         self.left_out += sum(outcome.failed for outcome in outcomes)
         self.recorder.validation_closed(record)
-        self.manager.learn_from_validation()
         uids = [outcome.prompt_uid for outcome in outcomes]
         store.forget_prompts(uids, partition_id=store.VAL)
         batch = store.batch_of(uids, partition_id=store.VAL)

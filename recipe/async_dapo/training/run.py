@@ -13,16 +13,16 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
-from ..actor_watch import watched
-from ..config import AsyncDAPOConfig, num_engines
+from ..config.options import AsyncDAPOConfig, num_engines
+from ..config.values import SPECULATIVE_CONFIGS, Placement
 from ..core.leases import server_calls
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import AsyncDAPOReplica, register_replica
-from ..logs import log_phase, show_logs
-from ..option_values import SPECULATIVE_CONFIGS, Placement
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
-from ..shipping import localise
+from ..runtime.actor_watch import watched
+from ..runtime.logs import log_phase, show_logs
+from ..runtime.shipping import localise
 from ..store import end_queue, queue_watched
 from ..weights.stream import CUSTOM_OPTIONS, sockets_folder
 from .importance_sampling import wire_importance_sampling

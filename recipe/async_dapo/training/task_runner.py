@@ -3,8 +3,8 @@
 import ray
 from omegaconf import DictConfig
 
-from ..logs import log_phase, show_logs
-from ..verl_version import check_versions
+from ..runtime.logs import log_phase, show_logs
+from ..runtime.verl_version import check_versions
 
 
 class AsyncDAPOTaskRunner:

@@ -9,13 +9,13 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.utils.tracking import Tracking
 
-from ..config import AsyncDAPOConfig, all_gpus, num_engines
+from ..config.options import AsyncDAPOConfig, all_gpus, num_engines
 from ..core.over_sampling import OverSampling, RoundSize
 from ..engines.load_balancer import LoadBalancerStats
-from ..logs import log_phase, started_s
 from ..record.console import Pace, step_line
 from ..record.run_files import last_set_aside, metrics_file, set_aside
 from ..record.run_record import RunDescription, RunRecorder
+from ..runtime.logs import log_phase, started_s
 from .recorder import Recorder
 
 logger = logging.getLogger(__name__)

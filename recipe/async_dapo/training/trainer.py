@@ -48,25 +48,25 @@ from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
-from ..actor_watch import watched
-from ..config import AsyncDAPOConfig, why_log_probs_first
-from ..core.ledger import LedgerError
-from ..core.mini_batches import balanced_order
-from ..core.trajectory import PromptGroup
-from ..engines.client import AsyncDAPOLLMClient
-from ..logs import log_phase
-from ..option_values import (
+from ..config.options import AsyncDAPOConfig, why_log_probs_first
+from ..config.values import (
     ConfigError,
     ImportanceSampling,
     RolloutStrategy,
     SpeculativeConfig,
     own_head_drafts,
 )
+from ..core.ledger import LedgerError
+from ..core.mini_batches import balanced_order
+from ..core.trajectory import PromptGroup
+from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
 from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, Disk, means_full, read_pool, saving
 from ..record.data_history import fingerprint, read_history
 from ..record.history import write_history
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
+from ..runtime.actor_watch import watched
+from ..runtime.logs import log_phase
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from . import one_update
 from .agreement import judge_engines

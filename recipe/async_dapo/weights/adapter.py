@@ -22,7 +22,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
-from ..aio import RECONNECT_S
+from ..runtime.aio import RECONNECT_S
 from .stream import CUSTOM_OPTIONS
 
 logger = logging.getLogger(__name__)

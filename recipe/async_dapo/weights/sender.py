@@ -8,7 +8,7 @@ from typing import Any
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ..garbage import collect_cycles_as_usual
+from ..runtime.garbage import collect_cycles_as_usual
 from .adapter import BoundedServerAdapter
 from .snapshots import SnapshotRoom, WeightSnapshots
 from .stream import NamedTensor, private_handle, run_name, sockets_folder, with_proof

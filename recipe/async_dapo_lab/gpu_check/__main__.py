@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...async_dapo.option_values import SPECULATIVE_CONFIGS, SUFFIX_PACKAGE, Drafts
+from ...async_dapo.config.values import SPECULATIVE_CONFIGS, SUFFIX_PACKAGE, Drafts
 from ..quickstart.activation import cpu_environment
 from ..quickstart.supervision import exit_on_signals
 from . import engine, machine, training

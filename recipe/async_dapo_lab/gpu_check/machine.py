@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from ...async_dapo.option_values import ConfigError
-from ...async_dapo.verl_version import check_versions
+from ...async_dapo.config.values import ConfigError
+from ...async_dapo.runtime.verl_version import check_versions
 from .verdicts import Verdict, failed, first_failure, passed, skipped
 
 GB = 1e9

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...async_dapo.option_values import ConfigError
+from ...async_dapo.config.values import ConfigError
 from ..plan.calibration import calibrate
 from .verdicts import Verdict, failed, first_failure
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from ...async_dapo.config.values import ConfigError, RolloutStrategy
 from ...async_dapo.core.stop_rules import StopRuleName
-from ...async_dapo.option_values import ConfigError, RolloutStrategy
 from .candidates import Candidate, baselines, fitting, natural_concurrency, recipe_candidates
 from .from_run import inputs_of_run
 from .inputs import Inputs

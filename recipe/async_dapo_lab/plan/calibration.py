@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ...async_dapo.option_values import ConfigError
+from ...async_dapo.config.values import ConfigError
 from ...async_dapo.record.keys import DRAFT_TOK_PER_STEP, PREFIX, ROUND_S, STEP_S
 from .costs import StepCost
 from .lengths import read_jsonl

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ...async_dapo.config.values import ConfigError, Drafts, RolloutStrategy
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.core.trainer_memory import TrainerMemory
-from ...async_dapo.option_values import ConfigError, Drafts, RolloutStrategy
 from .costs import StepCost
 from .scenario import Scenario
 from .systems import (

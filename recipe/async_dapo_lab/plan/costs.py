@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from ...async_dapo.config.values import ConfigError
 from ...async_dapo.core.trainer_memory import Gpu
-from ...async_dapo.option_values import ConfigError
 from .hardware import Accelerator, ModelShape
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ...async_dapo.option_values import ConfigError
+from ...async_dapo.config.values import ConfigError
 from ...async_dapo.record.keys import CALLS_S, DRAFT_TOK_PER_STEP, TURNS
 from ...async_dapo.record.run_files import RUN_FILE, STEPS_FILE
 from ..run_files import LENGTHS_FILE

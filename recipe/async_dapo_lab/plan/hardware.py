@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ...async_dapo.config.values import ConfigError, did_you_mean
 from ...async_dapo.core.trainer_memory import Gpu
-from ...async_dapo.option_values import ConfigError, did_you_mean
 from .model_size import BYTES_PER_VALUE, ModelSize, find_config, size_of
 
 # Fields of the models' published config.json that decide their size.

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from ...async_dapo.config.values import ConfigError, RolloutStrategy, check_choice
 from ...async_dapo.core.stop_rules import StopRuleName
-from ...async_dapo.option_values import ConfigError, RolloutStrategy, check_choice
 from .calibration import calibrate
 from .candidates import VLLM_CALL_LIMIT
 from .costs import ServerConstants

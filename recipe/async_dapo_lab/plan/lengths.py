@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...async_dapo.option_values import ConfigError
+from ...async_dapo.config.values import ConfigError
 
 _LENGTH_KEYS = ("response_length", "response_len_tok", "length", "num_tokens")
 _GROUP_KEYS = ("uid", "prompt_uid", "group", "prompt_id")

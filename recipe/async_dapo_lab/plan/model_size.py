@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...async_dapo.option_values import ConfigError
+from ...async_dapo.config.values import ConfigError
 
 # Kinds of layers without a KV cache, and with one of a window, by transformers' names. All others hold every token.
 _NO_CACHE = ("linear_attention", "conv", "mamba", "moe")

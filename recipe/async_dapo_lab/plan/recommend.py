@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ...async_dapo.config.values import RolloutStrategy
 from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
-from ...async_dapo.option_values import RolloutStrategy
 from .candidates import CAP, Candidate
 from .sweep import Row
 from .systems import VERL, VERL_COLOCATE_ASYNC

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from ...async_dapo.config import AsyncDAPOConfig, ConfigError
+from ...async_dapo.config.options import AsyncDAPOConfig
+from ...async_dapo.config.values import ConfigError
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.over_sampling import OverSampling
 from ...async_dapo.core.pool import training_order
@@ -199,8 +200,6 @@ class RoundSimulation:
 
     def on_event(self, uid: str, event: GroupEvent) -> None:
         self._round.note(uid, event)
-        if event is GroupEvent.GENERATED:
-            self._round.add_capacity(self._fleet.balance.take_growth())
         if self._round.may_start:
             self._fill_lanes()
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from ...async_dapo.config.values import MOST_DRAFT_TOK, ConfigError, ImportanceSampling
 from ...async_dapo.core.one_pass import why_two_passes
-from ...async_dapo.option_values import MOST_DRAFT_TOK, ConfigError, ImportanceSampling
 from .calibration import MeasuredCosts
 from .costs import DraftCost, ServerConstants, StepCost, TrainingCost, draft_cost, step_cost
 from .hardware import Accelerator, ModelShape

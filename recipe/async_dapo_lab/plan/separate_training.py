@@ -11,11 +11,11 @@ engines stop at once, and everything that they were at is sent again.
 
 from collections.abc import Sequence
 
+from ...async_dapo.config.values import ConfigError
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.round import GroupEvent
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
-from ...async_dapo.option_values import ConfigError
 from .engine import EngineCounters
 from .fleet import Fleet, VirtualClock, no_garbage_collection
 from .group_simulation import GroupSimulation

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import CONFIG_FOLDER, CONFIG_NAME, AsyncDAPOConfig, ImportanceSampling
+from ...async_dapo.config.options import CONFIG_FOLDER, CONFIG_NAME, AsyncDAPOConfig
+from ...async_dapo.config.values import ImportanceSampling
 from ...async_dapo.core.staleness import VersionTag
 from .costs import TrainingCost
 from .scenario import Scenario

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...async_dapo.config.values import ConfigError
 from ...async_dapo.core.trajectory import PromptGroup, Trajectory
-from ...async_dapo.option_values import ConfigError
 from .lengths import LengthModel
 
 BLOCK = 1024  # prompts drawn from the random generator at a time

@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from ...async_dapo.logs import note_start
 from ...async_dapo.record.run_files import set_aside
+from ...async_dapo.runtime.logs import note_start
 from .. import train
 from ..report.headline import headline
 from ..report.run import Run

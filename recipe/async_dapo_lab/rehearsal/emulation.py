@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ...async_dapo.option_values import ConfigError
+from ...async_dapo.config.values import ConfigError
 from ...async_dapo.startup.agent_loop_check import loops_of_data
 from ...async_dapo.startup.preflight import check_all
 from ..plan.hardware import MODEL_PRESETS

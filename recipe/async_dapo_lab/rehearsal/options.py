@@ -11,9 +11,8 @@ from typing import Any, cast
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import training_gpus, updates_of
-from ...async_dapo.core.trainer_memory import Gpu
-from ...async_dapo.option_values import (
+from ...async_dapo.config.options import training_gpus, updates_of
+from ...async_dapo.config.values import (
     ConfigError,
     Count,
     NotNegative,
@@ -23,6 +22,7 @@ from ...async_dapo.option_values import (
     SpeculativeConfig,
     parse_options,
 )
+from ...async_dapo.core.trainer_memory import Gpu
 from ..plan.costs import StepCost
 from ..plan.hardware import DEFAULT_ACCELERATOR, find_accelerator
 from ..plan.inputs import Inputs

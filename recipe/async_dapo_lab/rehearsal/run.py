@@ -8,10 +8,10 @@ import hydra
 import ray
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import CONFIG_FOLDER, CONFIG_NAME
-from ...async_dapo.garbage import collect_cycles_rarely
+from ...async_dapo.config.options import CONFIG_FOLDER, CONFIG_NAME
 from ...async_dapo.main_async_dapo import explained
-from ...async_dapo.verl_version import check_versions
+from ...async_dapo.runtime.garbage import collect_cycles_rarely
+from ...async_dapo.runtime.verl_version import check_versions
 from .emulation import check_as_training, check_rehearsable, emulate, use_stand_in
 from .options import RECIPE_MODE, WITH_REHEARSAL, RehearsalOptions, have_own_gpus
 
@@ -41,7 +41,7 @@ def _run(config: DictConfig) -> None:
         options.step_cost(config, is_recipe=is_recipe)
         from verl.trainer.main_ppo import run_ppo
 
-        from ...async_dapo.shipping import shipped
+        from ...async_dapo.runtime.shipping import shipped
 
         options.folder.mkdir(parents=True, exist_ok=True)
         emulate(config, options)
@@ -72,7 +72,7 @@ def _train_in_verl_mode(config: DictConfig, trainer_cls: Any) -> None:
     from verl.trainer.ppo.v1 import AgentLoopManagerTQ
     from verl.utils.logging_utils import configure_verl_logging
 
-    from ...async_dapo.shipping import localise
+    from ...async_dapo.runtime.shipping import localise
     from ...async_dapo.store import end_queue
 
     configure_verl_logging()
@@ -97,7 +97,7 @@ def _check_verl_mode(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    from ...async_dapo.option_values import ConfigError
+    from ...async_dapo.config.values import ConfigError
     from .verl_modes import VERL_MODES
 
     mode = config.trainer.v1.trainer_mode

@@ -21,7 +21,7 @@ from verl.workers.rollout.replica import RolloutMode, RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from ...async_dapo import store
-from ...async_dapo.aio import await_all
+from ...async_dapo.runtime.aio import await_all
 from ...async_dapo.separate.engines import SeparateEngines
 from ...async_dapo.separate.trainer import SeparateTrainer
 from ...async_dapo.training.engine_manager import EngineManager

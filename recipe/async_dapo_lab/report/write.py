@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...async_dapo.core.concurrency import LoadSample
-from ...async_dapo.logs import log_phase
 from ...async_dapo.record.run_files import STEPS_FILE
+from ...async_dapo.runtime.logs import log_phase
 from ..run_files import REPORT_FILE, SAMPLES_FILE
 from .charts import INK, NARROW, SERIES, WIDE, draw
 from .page import Section, page

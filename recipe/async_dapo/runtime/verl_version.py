@@ -6,9 +6,9 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from .option_values import ConfigError
+from ..config.values import ConfigError
 
-REQUIRED_VERL_FILE = Path(__file__).with_name("REQUIRED_VERL.txt")
+REQUIRED_VERL_FILE = Path(__file__).parents[1] / "REQUIRED_VERL.txt"
 
 # Import name -> versions whose calls the recipe knows. Both ends have been run: 0.24.0 is what verl's extra brings on
 # GPUs, 0.27.1 what runs on CPUs; verl itself asks for TransferQueue 0.1.10.

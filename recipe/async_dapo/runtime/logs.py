@@ -63,7 +63,7 @@ def show_logs() -> None:
     """Show what the recipe logs from INFO on, like verl's own lines; importing vLLM silences all others below ERROR."""
     handler = logging.StreamHandler()
     handler.setFormatter(_BareInfo("%(message)s"))
-    package_logger = logging.getLogger(__package__)
+    package_logger = logging.getLogger(__package__.rpartition(".")[0])
     package_logger.handlers = [handler]
     package_logger.setLevel(logging.INFO)
     package_logger.propagate = False

@@ -12,15 +12,15 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from .core.agreement import ModelSetup
-from .core.balance import Balance
-from .core.one_pass import why_two_passes
-from .core.over_sampling import OverSampling, RoundSize
-from .core.prompt_history import Selection
-from .core.round import RoundSpec
-from .core.staleness import StalenessLimit
-from .core.stop_rules import StopRuleName
-from .option_values import (
+from ..core.agreement import ModelSetup
+from ..core.balance import Balance
+from ..core.one_pass import why_two_passes
+from ..core.over_sampling import OverSampling, RoundSize
+from ..core.prompt_history import Selection
+from ..core.round import RoundSpec
+from ..core.staleness import StalenessLimit
+from ..core.stop_rules import StopRuleName
+from .values import (
     Auto,
     ConfigError,
     Count,
@@ -42,7 +42,7 @@ S = TypeVar("S", bound=RoundSpec)
 
 REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
 
-CONFIG_FOLDER = Path(__file__).parent / "config"
+CONFIG_FOLDER = Path(__file__).parent
 CONFIG_NAME = "async_dapo_trainer"
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -372,7 +372,6 @@ class AsyncDAPOConfig:
                 "pool_size": self.fixed_pool_size,
                 "sizes_itself": self.rollout_pool_size is Auto.AUTO,
                 "first_context_tok": self.first_context_tok,
-                "limit_tok": self.max_response_length,
                 "keeps_siblings": self.drafts is not None,
             },
             "pause_mode": "keep" if self.keeps_kv else "abort",

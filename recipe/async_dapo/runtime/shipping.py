@@ -20,13 +20,14 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
+from ..config.values import ConfigError
 from .garbage import collect_cycles_rarely
 from .logs import STARTED_VARIABLE
-from .option_values import ConfigError
 
 logger = logging.getLogger(__name__)
 
-RECIPE_DIR = Path(__file__).resolve().parent
+RECIPE_DIR = Path(__file__).resolve().parents[1]
+_RECIPE = __package__.rpartition(".")[0]  # dotted name
 
 # Python files that verl loads by path, on any node. They become modules of `USER_PACKAGE`.
 CODE_OPTIONS = ("reward.custom_reward_function.path", "reward.reward_manager.module.path", "data.custom_cls.path")
@@ -148,7 +149,7 @@ def _stage_packages(staging: Path, *folders: Path) -> Path:
     Raises:
         ValueError: several packages without a parent package have no top folder of their own.
     """
-    *parents, name = (__package__ or RECIPE_DIR.name).split(".")
+    *parents, name = _RECIPE.split(".")
     if not parents and len(folders) > 1:
         raise ValueError(f"{name} and the packages beside it need a parent package")
     for folder in folders:
@@ -162,7 +163,7 @@ def _stage_packages(staging: Path, *folders: Path) -> Path:
 
 def _packages(config: DictConfig, *beside: Path) -> Iterable[Path]:
     """The recipe and packages beside it, that of the recorder among them."""
-    parent = __package__.rpartition(".")[0]
+    parent = _RECIPE.rpartition(".")[0]
     recorder = config.async_dapo.recorder or ""
     if parent and recorder.startswith(f"{parent}."):
         beside += (RECIPE_DIR.parent / recorder.removeprefix(f"{parent}.").split(".")[0],)
