@@ -112,7 +112,8 @@ def compose_run(overrides: Iterable[str]) -> DictConfig:
     chosen, others = [], []
     for text in overrides:
         name = text.partition("=")[0]
-        (others if "." in name and not name.startswith("hydra.") else chosen).append(text)
+        chooses = not name.startswith("++") and ("." not in name or name.startswith("hydra."))
+        (chosen if chooses else others).append(text)
     return override(_composed(*chosen), others)
 
 
