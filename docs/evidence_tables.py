@@ -124,7 +124,7 @@ def separate_in_words() -> str:
     return (
         f"Over verl separate_async {steps[separate.OURS, separate.VERL]:.2f} with older tokens, "
         f"{steps[at_verls, separate.VERL]:.2f} at its off-policy share; over colocated rounds at equal share "
-        f"{steps[at_colocate, separate.OTHERS[separate.EQUAL_SHARE]]:.2f}.\n\n"
+        f"{steps[at_colocate, separate.COLOCATED]:.2f}.\n\n"
         f"{separate_measured()}\n{separate_rehearsed()}"
     )
 

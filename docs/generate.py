@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.defaults import draw as defaults
-from benchmarks.drafts import summary as drafts
 from benchmarks.faults import summary as faults
 from benchmarks.reach import summary as reach
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.support.tables import markdown
+from benchmarks.verl_job import summary as verl_job
 from docs import declared
 from docs import evidence_tables as evidence
 from docs.memory import memory_table
@@ -86,7 +86,8 @@ def example(name: str) -> str:
 # Page -> mark -> what stands between `<!-- mark -->` and `<!-- end of mark -->`.
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
-        "clusters": table(drafts.headline_table),
+        "clusters": table(verl_job.headline_table),
+        "filter and drafts": verl_job.in_words,
         "range": defaults.range_of_all,
         "measured": measured_on_cpu,
         "quick start": quick_start_output,
@@ -108,7 +109,11 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/off_policy.md": {"recommendation": evidence.learned_recommendation},
     "docs/selection.md": {"measured": evidence.selection_in_words},
     "docs/evidence/side_by_side.md": {"side by side": evidence.side_by_side_table},
-    "docs/evidence/grid.md": {"defaults": evidence.grid, "grids": table(defaults.grids_table)},
+    "docs/evidence/grid.md": {
+        "defaults": evidence.grid,
+        "grids": table(defaults.grids_table),
+        "verl's job": table(verl_job.seconds_table),
+    },
     "docs/evidence/rehearsal.md": {
         "papers": evidence.against_papers,
         "engine bound": evidence.engines,

@@ -162,12 +162,14 @@ def grids_table() -> pd.DataFrame:
 
 
 def headline_table() -> pd.DataFrame:
-    """Three clusters of README: its head says that it is simulated."""
+    """Three clusters of README, with this recipe's steps over verl's. Its head says that it is simulated."""
     lines = summary(FOLDER)
     lines = lines[lines["setting"].str.startswith(HEADLINE)]
     titles = {
-        "setting": "Simulated, never run: cluster, job (8B model)",
-        "of_sync": "Step over verl sync",
+        "setting": "Simulated, never run: cluster, job (8B model, 60 % valid)",
+        "sync_s": "verl sync [s]",
+        "colocate_s": "colocate_async [s]",
+        "of_sync": "This recipe over sync",
         "of_colocate": "Over colocate_async",
         "equal_of_colocate": "The same at equal off-policy share",
         "off_policy": "Off-policy share",

@@ -16,6 +16,8 @@ from benchmarks.side_by_side import run as side_by_side
 from benchmarks.side_by_side import summary
 from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
+from benchmarks.verl_job import summary as verl_job
+from benchmarks.verl_job.run import FIXED
 from recipe.async_dapo.record.keys import STEP_S
 from recipe.async_dapo_lab.plan.candidates import bound_of
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
@@ -73,6 +75,18 @@ def test_both_sides_have_a_waste() -> None:
     figures = {"generated_tok": 900, "waste": 0.25, "off_policy": 0.5, "reprefilled_tok": 70}
     assert side_by_side.recipe_figures(ours, [300.0]) == figures
     assert side_by_side.verl_figures(theirs)["waste"] == round(2 / (2 + 3 * side_by_side.PROMPTS_PER_STEP), 4)
+
+
+def test_the_published_job_has_the_answers_and_the_lengths_that_its_figures_come_to() -> None:
+    rows = pd.read_csv(verl_job.FOLDER / "published.csv")
+    trained_tok = rows["tokens_per_s"] * 3600 * rows["hours"] / rows["steps"]
+    of_prompt = trained_tok / verl_job.JOB.groups / (rows["mean_response_tok"] + FIXED["prompt_len_tok"])
+    assert of_prompt.tolist() == pytest.approx([verl_job.JOB.n] * len(rows), rel=0.005)
+    simulated = pd.read_csv(verl_job.FOLDER / "runs.csv").merge(rows, on=["case", "system"])
+    response_tok = simulated["trained_tok"] / verl_job.JOB.groups / verl_job.JOB.n
+    assert len(simulated) == 4 and response_tok.tolist() == pytest.approx(
+        simulated["mean_response_tok"].tolist(), rel=0.04
+    )
 
 
 def runs_of(*rows: dict[str, object]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The load balancer's decisions: capacity, expected lengths, and servers that size themselves."""
+"""The load balancer's decisions: capacity, groups that stay together, and servers that size themselves."""
 
 import pytest
 
@@ -16,7 +16,6 @@ def balance(**options) -> Balance:
         "pool_size": None,
         "sizes_itself": True,
         "first_context_tok": 2_000,
-        "limit_tok": 16_000,
     }
     made = Balance(**(defaults | options))
     made.leases.add_servers("ab")
@@ -28,9 +27,9 @@ def test_given_a_round_then_places_are_what_the_engines_have_room_for_and_report
     sizing.open({"a": LOAD, "b": LOAD})
     assert sizing.capacity == 2 * int(0.85 * 100_000 / 2_000)
     for k in range(sizing.capacity):
-        sizing.request(f"lease-{k}", None, prompt_tok=100)
-    assert sizing.request("waits", None, prompt_tok=100) == []
-    sizing.release(Returned(lease_id="lease-0", server_id="a", response_tok=900, load=PREEMPTING))
+        sizing.request(f"lease-{k}", None)
+    assert sizing.request("waits", None) == []
+    sizing.release(Returned(lease_id="lease-0", server_id="a", load=PREEMPTING))
     assert sizing.steered == 1 and sizing.capacity < 84
     sizing.close({"a": LOAD, "b": LOAD})
     capacity = sizing.capacity
@@ -41,21 +40,10 @@ def test_given_a_round_then_places_are_what_the_engines_have_room_for_and_report
 def test_given_a_fixed_pool_then_what_engines_report_changes_nothing():
     fixed = balance(sizes_itself=False, max_per_server=7)
     fixed.open({"a": LOAD, "b": LOAD})
-    fixed.request("lease", None, prompt_tok=100)
+    fixed.request("lease", None)
     fixed.release(Returned(lease_id="lease", server_id="a", load=PREEMPTING))
     fixed.close({"a": PREEMPTING})
     assert fixed.capacity == 14
-
-
-def test_given_lengths_seen_then_a_resumed_trajectory_counts_with_what_it_has_and_what_it_will_get():
-    learned = balance(sizes_itself=False)
-    learned.open({"a": LOAD, "b": LOAD})
-    for k in range(100):
-        learned.release(Returned(lease_id=f"gone-{k}", response_tok=1_000 if k % 2 else 3_000))
-    learned.request("fresh", None, prompt_tok=100)
-    learned.request("resumed", None, prompt_tok=100, generated_tok=2_000)
-    kv_tok = {key: tok for server in learned.leases._by_load.servers.values() for key, tok in server.leases.items()}
-    assert kv_tok == {"fresh": 2_100, "resumed": 3_100}
 
 
 def test_given_a_server_that_preempts_when_places_are_taken_then_no_other_server_is_looked_at(
@@ -66,7 +54,7 @@ def test_given_a_server_that_preempts_when_places_are_taken_then_no_other_server
     on_b = [grant for k in range(80) for grant in sizing.request(str(k), None) if grant.server_id == "b"]
     sized: list[str] = []
     real = LeaseTable.set_capacities
-    monkeypatch.setattr(LeaseTable, "set_capacities", lambda table, new, by: sized.extend(new) or real(table, new, by))
+    monkeypatch.setattr(LeaseTable, "set_capacities", lambda table, new: sized.extend(new) or real(table, new))
     sizing.release(Returned(lease_id=on_b[0].lease_id, server_id="b", load=PREEMPTING))
     assert sized == ["b"] and sizing.steered == 1
     assert sizing.leases.capacity == sizing.controller.total < 84
@@ -76,7 +64,7 @@ def spread(balance: Balance, groups: int, n: int) -> list[list[str]]:
     """The servers of each group's requests, which come group after group."""
     at = []
     for group in range(groups):
-        grants = [balance.request(f"g{group}-{k}", None, group=f"g{group}", prompt_tok=100) for k in range(n)]
+        grants = [balance.request(f"g{group}-{k}", None, group=f"g{group}") for k in range(n)]
         at.append([one[0].server_id for one in grants])
     return at
 
@@ -87,7 +75,6 @@ def siblings_balance(keeps_siblings: bool, capacity: int = 64) -> Balance:
         pool_size=None,
         sizes_itself=False,
         first_context_tok=1_000,
-        limit_tok=8_000,
         keeps_siblings=keeps_siblings,
     )
     balance.leases.add_servers("abcd")
@@ -109,12 +96,13 @@ def test_given_a_group_larger_than_an_eighth_of_a_server_when_it_comes_then_no_s
 def test_given_a_new_round_when_interrupted_siblings_come_back_then_they_come_together():
     balance = siblings_balance(True)
     for k in range(4):  # one after the other, on four servers
-        balance.request(f"first-{k}", f"t{k}", group="g", prompt_tok=100)
+        balance.request(f"first-{k}", f"t{k}", group="g")
         balance.release(Returned(lease_id=f"first-{k}"))
-        balance.leases.request(f"other-{k}", kv_tok=1e6)
+        for other in range(9):
+            balance.leases.request(f"other-{k}-{other}", f"s{other}")
     for k in range(4):
-        balance.leases.release(f"other-{k}")
+        for other in range(9):
+            balance.leases.release(f"other-{k}-{other}")
     balance.open({})
-    asked = {"group": "g", "prompt_tok": 100, "generated_tok": 900}
-    again = [balance.request(f"again-{k}", f"t{k}", **asked) for k in range(4)]
+    again = [balance.request(f"again-{k}", f"t{k}", group="g") for k in range(4)]
     assert len({grant.server_id for grants in again for grant in grants}) == 1

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.concurrency import (
-    GROWS_BELOW,
     MOST_SHARE,
     TOO_MANY,
     ConcurrencyController,
@@ -34,7 +32,6 @@ class ModelledServer:
         return EngineLoad(
             kv_room_tok=self.kv_room_tok,
             max_num_seqs=self.max_num_seqs,
-            kv_peak=running * self.context_tok / self.kv_room_tok,
             kv_tok_s=request_s * self.context_tok,
             preemptions=10 * max(0, min(inflight, self.max_num_seqs) - running),
             generated_tok=generated_tok,
@@ -121,50 +118,6 @@ def test_given_any_reports_then_a_server_keeps_a_place_and_never_gets_more_than_
         preemptions, generated = preemptions + more_preemptions, generated + more_tok
         controller.steer("a", preempting(preemptions, generated), inflight=min(inflight, first))
         assert 1 <= controller.capacities["a"] <= first
-
-
-def ends(controller: ConcurrencyController, count: int, **load: float) -> int:
-    """Places after so many responses have ended on a full server that says this."""
-    for _ in range(count):
-        controller.steer("a", replace(LOAD, **load), inflight=controller.capacities["a"], has_ended=True)
-    return controller.capacities["a"]
-
-
-def test_given_a_first_guess_that_leaves_the_room_empty_then_each_response_that_ends_adds_to_capacity():
-    controller = ConcurrencyController(first_context_tok=10_000, most_per_server=999)
-    controller.open({"a": LOAD})
-    assert ends(controller, 20, kv_peak=0.1) == 8 + 20
-    assert ends(controller, 20, kv_peak=GROWS_BELOW) == 28, "enough of the room is in use"
-    assert ends(controller, 20, kv_peak=0.1, preemptions=1) == 28, "it has preempted"
-    controller.steer("a", LOAD, inflight=27, has_ended=True)
-    controller.steer("a", LOAD, inflight=28, has_ended=False)
-    assert controller.capacities["a"] == controller.added_capacity + 8 == 28, (
-        "it has capacity to spare; a turn has ended"
-    )
-    assert ends(controller, 999) == LOAD.max_num_seqs
-
-
-def test_given_a_round_that_has_measured_then_places_grow_from_round_to_round_alone():
-    controller = ConcurrencyController(first_context_tok=10_000, most_per_server=999)
-    rounds(controller, {"a": ModelledServer()}, 1)
-    controller.open({"a": LOAD})
-    before = controller.capacities["a"]
-    assert ends(controller, 20) == before and not controller.added_capacity
-
-
-@pytest.mark.parametrize("guess", [100, 10_000])
-def test_given_a_validation_then_it_is_the_first_guess_and_the_first_round_counts_alone(guess):
-    controller = ConcurrencyController(first_context_tok=guess, most_per_server=999)
-    controller.open({"a": LOAD})
-    ends(controller, 5)
-    controller.learn_first({"a": ModelledServer(context_tok=2_000).after(10)})
-    assert controller.capacities["a"] == int(0.85 * 100_000 / 2_000) and "validation" in controller.reason
-    controller.learn_first({})
-    controller.open({"a": LOAD})
-    controller.end_round({"a": ModelledServer(context_tok=1_000).after(10)}, {"a": 10})
-    assert controller.figures()["context_tok"] == pytest.approx(1_000)
-    controller.learn_first({"a": ModelledServer(context_tok=2_000).after(10)})
-    assert controller.figures()["context_tok"] == pytest.approx(1_000), "a validation between rounds changes nothing"
 
 
 def test_given_rounds_that_preempt_too_much_then_less_of_the_room_is_filled_and_more_again_later():

@@ -5,24 +5,22 @@ from itertools import count
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from recipe.async_dapo.core.leases import Grant, LeaseTable
+from recipe.async_dapo.core.leases import NEAR_SHARE, Grant, LeaseTable
 
 SERVERS = ["a", "b", "c"]
 STICKY_KEYS = ["x", "y", None]
-PREFIXES_TOK, KV_TOK = st.sampled_from([0, 400, 800]), st.sampled_from([1, 500, 700])
 
 
 class LeaseMachine(RuleBasedStateMachine):
     """Drives a table and, beside it, plain lists that say what must be true."""
 
-    @initialize(capacity=st.integers(1, 4), pool_size=st.none() | st.integers(3, 9), servers=st.integers(1, 3))
+    @initialize(capacity=st.integers(1, 24), pool_size=st.none() | st.integers(3, 60), servers=st.integers(1, 3))
     def open(self, capacity: int, pool_size: int | None, servers: int) -> None:
         self.capacity, self.pool_size = capacity, pool_size
         self.table = LeaseTable(max_inflight_per_server=capacity, pool_size=pool_size)
         self.capacities: dict[str, int] = {}
-        self.weights: dict[str, float] = {}
-        self.queued: list[tuple[str, str | None, int, int]] = []
-        self.held: dict[str, tuple[str, int]] = {}
+        self.queued: list[tuple[str, str | None]] = []
+        self.held: dict[str, str] = {}
         self.overtaken: set[str] = set()
         self.over: list[str] = []
         self.last_server: dict[str, str] = {}
@@ -31,43 +29,43 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @property
     def inflight(self) -> dict[str, int]:
-        servers = [server for server, _ in self.held.values()]
+        servers = list(self.held.values())
         return {server: servers.count(server) for server in self.capacities}
 
     def load(self, server: str) -> float:
-        return sum(kv_tok for at, kv_tok in self.held.values() if at == server) / self.weights[server]
+        return self.inflight[server] / self.capacities[server]
 
     def expect(self, grants: list[Grant]) -> None:
         """Grants are those of the longest waiting, each on a server that was the right one at that moment: the one
-        whose cache is least full for its weight, or with the prefix, unless it is fuller by more than that."""
+        that is least full, or the one of the key's last request, unless that is fuller by too much."""
         for grant in grants:
-            lease_id, sticky_key, prefix_tok, kv_tok = self.queued.pop(0)
+            lease_id, sticky_key = self.queued.pop(0)
             assert grant.lease_id == lease_id
             loads = {at: self.load(at) for at, inflight in self.inflight.items() if inflight < self.capacities[at]}
             least, last = min(loads.values()), self.last_server.get(sticky_key) if sticky_key else None
-            if last in loads and (loads[last] - least) * self.weights[last] <= max(prefix_tok, 1):
+            fuller = (loads[last] - least) * self.capacities[last] if last in loads else 99
+            if fuller <= max(1, NEAR_SHARE * self.inflight.get(last, 0)):
                 assert grant.server_id == last
             else:
                 assert loads[grant.server_id] == least
-            self.held[lease_id] = grant.server_id, kv_tok
+            self.held[lease_id] = grant.server_id
             if sticky_key:
                 self.last_server[sticky_key] = grant.server_id
 
-    @rule(asked=st.lists(st.tuples(st.sampled_from(STICKY_KEYS), PREFIXES_TOK, KV_TOK), min_size=1, max_size=6))
-    def request(self, asked: list[tuple[str | None, int, int]]) -> None:
-        for sticky_key, prefix_tok, kv_tok in asked:
+    @rule(asked=st.lists(st.sampled_from(STICKY_KEYS), min_size=1, max_size=12))
+    def request(self, asked: list[str | None]) -> None:
+        for sticky_key in asked:
             lease_id = next(self.names)
-            self.queued.append((lease_id, sticky_key, prefix_tok, kv_tok))
-            self.expect(self.table.request(lease_id, sticky_key, prefix_tok=prefix_tok, kv_tok=kv_tok))
+            self.queued.append((lease_id, sticky_key))
+            self.expect(self.table.request(lease_id, sticky_key))
 
-    @rule(sizes=st.tuples(*[st.tuples(st.integers(1, 5), st.sampled_from([0.5, 1.0, 4.0]))] * 3))
-    def size(self, sizes: tuple[tuple[int, float], ...]) -> None:
+    @rule(sizes=st.tuples(*[st.integers(1, 25)] * 3))
+    def size(self, sizes: tuple[int, ...]) -> None:
         """A lease that is out stays, on a server with fewer capacities too."""
-        capacities = dict(zip(SERVERS, (capacities for capacities, _ in sizes), strict=True))
-        weights = dict(zip(SERVERS, (weight for _, weight in sizes), strict=True))
+        capacities = dict(zip(SERVERS, sizes, strict=True))
         for server in self.capacities:
-            self.capacities[server], self.weights[server] = min(capacities[server], self.capacity), weights[server]
-        self.expect(self.table.set_capacities(capacities, weights))
+            self.capacities[server] = min(capacities[server], self.capacity)
+        self.expect(self.table.set_capacities(capacities))
 
     @rule()
     def release_before_request(self) -> None:
@@ -114,14 +112,14 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(server_ids=st.lists(st.sampled_from(SERVERS), unique=True))
     def add_servers(self, server_ids: list[str]) -> None:
         for server in set(server_ids) - self.capacities.keys():
-            self.capacities[server], self.weights[server] = self.capacity, 1.0
+            self.capacities[server] = self.capacity
         self.expect(self.table.add_servers(server_ids))
 
     @rule(server_ids=st.lists(st.sampled_from(SERVERS), unique=True))
     def remove_servers(self, server_ids: list[str]) -> None:
         for server in server_ids:
             self.capacities.pop(server, None)
-        lost = [lease_id for lease_id, (server, _) in self.held.items() if server in server_ids]
+        lost = [lease_id for lease_id, server in self.held.items() if server in server_ids]
         for lease_id in lost:
             del self.held[lease_id]
         self.over += lost
@@ -135,9 +133,9 @@ class LeaseMachine(RuleBasedStateMachine):
     @invariant()
     def the_table_knows_what_is_held(self) -> None:
         assert self.table.inflight == self.inflight
-        assert all(server.load == self.load(key) for key, server in self.table._by_load.servers.items())
+        assert all(server.load == self.load(key) for key, server in self.table._servers.items())
         assert self.table.total_inflight == len(self.held)
-        assert all(self.table.server_of(lease_id) == server for lease_id, (server, _) in self.held.items())
+        assert all(self.table.server_of(lease_id) == server for lease_id, server in self.held.items())
         assert [self.table.is_queued(one[0]) for one in self.queued] == [True] * len(self.queued)
 
     @invariant()
@@ -181,4 +179,3 @@ def test_given_many_stray_releases_when_remembered_then_memory_is_bounded_and_th
         table.release(f"lease-{k}")
     assert len(table._overtaken) == len(table._sticky) == 10
     assert table.request("stray-999") == []
-    assert len(table._by_load._heap) <= 100

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.balance import ResponseLengths
 from recipe.async_dapo.core.outcome import SAME_METRIC, GroupOutcome, Verdict, is_certain, judge_group
 from recipe.async_dapo.core.over_sampling import LEAST_VALID_SHARE, AtHand, OverSampling, RoundSize
 from recipe.async_dapo.core.staleness import StalenessLimit
@@ -86,22 +85,6 @@ def test_given_a_limit_on_staleness_then_the_longest_response_that_starts_now_en
 def test_given_a_pool_that_does_not_size_itself_then_it_is_what_was_named_and_all_of_it_may_be_unfinished(named, most):
     rounds = size(0, named=named, sizes_itself=False)
     assert (rounds.pool_size(5000), rounds.most_unfinished(1.0)) == (named, most)
-
-
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=300), st.integers(0, 1200))
-def test_the_expected_remainder_is_that_of_the_responses_that_were_longer(lens_tok, generated_tok):
-    lengths = ResponseLengths(1000)
-    for length in lens_tok:
-        lengths.add(length)
-    longer = [length for length in lens_tok if length > generated_tok]
-    remainder = lengths.remainder_tok(generated_tok)
-    assert 0 <= remainder <= 1000
-    if longer and len(lens_tok) < 64:
-        assert remainder == sum(longer) / len(longer) - generated_tok
-
-
-def test_given_nothing_as_long_then_half_of_what_is_left_is_expected():
-    assert ResponseLengths(1000).remainder_tok(200) == 400
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -50,7 +50,7 @@ async def test_given_a_prompt_group_when_a_request_is_sent_then_the_load_balance
     current_recorder.set(Recorder(trajectory=Trajectory(session_id=3), prompt_uid="group"))
     await it.client.generate("request", prompt_ids=[7], sampling_params={})
     [(_, arguments, _)] = [call for call in it.balancer_handle.calls if call[0] == "lease"]
-    assert arguments[4] == "group"
+    assert arguments[2] == "group"
 
 
 @pytest.mark.parametrize("name", ["min_p", "logit_bias", "stop"])

@@ -169,6 +169,15 @@ async def test_given_waiting_lanes_when_one_is_cancelled_then_another_gets_the_p
     assert first.cancelled()
 
 
+async def test_given_lanes_that_wait_when_groups_come_then_each_lane_that_gets_one_wakes_the_next() -> None:
+    it = coordinator()
+    await it.open_round(spec(), [])
+    lanes = [asyncio.create_task(take(it, worker=worker)) for worker in (0, 1)]
+    await settle()
+    await it.add_groups("step-1", tickets("a", "b"))
+    assert [await lane for lane in lanes] == ["a", "b"]
+
+
 async def test_given_many_waiting_lanes_when_places_come_free_then_only_those_that_get_a_group_are_woken(monkeypatch):
     lanes, groups = 500, 50
     tried = 0

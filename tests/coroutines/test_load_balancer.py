@@ -122,7 +122,7 @@ async def test_given_requests_of_a_group_when_siblings_are_to_be_kept_together_t
 ) -> None:
     lb = balancer("abcd", capacity=64, keeps_siblings=keeps_siblings)
     names = [f"lease-{k}" for k in range(4)]
-    assert len({await lb.lease(f"trajectory-{name}", name, 100, group="group") for name in names}) == servers
+    assert len({await lb.lease(f"trajectory-{name}", name, group="group") for name in names}) == servers
     await release(lb, *names)
 
 

@@ -79,6 +79,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.slow
 @given(value=VALUES)
 def test_given_plain_values_arrays_and_tensors_when_read_back_then_they_are_what_they_were(value: Any) -> None:
     assert same(read_back({"column": value}), {"column": value})

@@ -251,6 +251,7 @@ FIELDS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(fields=st.lists(FIELDS, min_size=4, max_size=4), by_process=st.booleans())
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # means of infinite fields
 def test_whatever_fields_come_beside_the_score_no_group_is_lost_and_validation_can_show_them(

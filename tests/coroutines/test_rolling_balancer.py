@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from recipe.async_dapo.config.values import RolloutStrategy
+from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.separate import balancer as rolling_balancer
 from recipe.async_dapo.separate.rolling_update import Phase
 
@@ -56,6 +57,23 @@ async def test_given_an_engine_that_drains_when_it_has_its_weights_then_its_upda
     await it.balancer.caught_up()
     [update_s] = (await it.balancer.take_stats()).updates_s
     assert closed_s + 1 < drained_s < closed_s + update_s <= now_s()
+
+
+async def test_given_a_frozen_request_when_its_engine_has_not_got_its_weights_at_the_next_round_then_it_waits_for_it(
+    monkeypatch,
+) -> None:
+    it = RollingWorld(monkeypatch, RolloutStrategy.PARTIAL_STALE_KV, "a", transfer_s=5.0)
+    await it.begin()
+    turn = Turn(prompt_digest=b"", prompt_len_tok=1)
+    asked = "trajectory", [1], {"max_tokens": 50, "logprobs": True}, {}
+    answer = asyncio.create_task(it.requests.advance(turn, *asked))
+    await asyncio.sleep(2)
+    await it.balancer.stop()
+    assert not await answer and turn.attachment is not None
+    await it.publish(1)
+    await it.balancer.open()
+    assert it.phase("a") is Phase.UPDATING
+    assert await it.requests.advance(turn, *asked), "it was told that the round has stopped"
 
 
 @STRATEGIES

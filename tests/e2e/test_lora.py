@@ -23,15 +23,7 @@ def run(assets, tmp_path_factory) -> Run:
         "trainer.resume_mode=auto",
     )
     folder = tmp_path_factory.mktemp("lora")
-    killed = train(
-        assets,
-        folder,
-        steps=STEPS,
-        strategy="partial",
-        overrides=overrides,
-        kill_when=lambda run: len(run.inspections) > SAVED_STEP,
-    )
-    assert killed.exit_code == -9, "the run ended before it could be killed"
+    train(assets, folder, steps=STEPS, strategy="partial", overrides=overrides, kill_at=SAVED_STEP + 1)
     return train(assets, folder, steps=STEPS, strategy="partial", overrides=overrides)
 
 

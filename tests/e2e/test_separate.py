@@ -56,8 +56,7 @@ def run(assets, tmp_path_factory, strategy: str) -> Run:
         strategy=strategy,
         overrides=OVERRIDES,
     )
-    killed = life(switches={"wait_at": KILLED_STEP}, kill_when=lambda run: bool(run.noted("waits")))
-    assert killed.exit_code == -9, "the run ended before it could be killed"
+    life(kill_at=KILLED_STEP)
     return life(switches={"deaths": [(SAVED_STEP + 1, "training", "server", 1)], "rejoin_at": REJOIN_AT})
 
 

@@ -62,6 +62,7 @@ def test_given_lengths_that_another_limit_has_cut_then_that_is_said(
     assert said is is_said
 
 
+@pytest.mark.slow
 def test_given_a_scenario_then_every_strategy_rule_and_concurrency_has_a_row(plan):
     document, printed = plan
     ours = {

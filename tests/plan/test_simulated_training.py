@@ -85,6 +85,7 @@ def test_given_a_pool_that_sizes_itself_and_a_long_tail_then_no_token_is_masked(
     assert sum(step.withheld_tok + step.wasted_tok for step in steps) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_staleness", [1, 4])
 def test_given_few_valid_groups_then_a_number_of_groups_keeps_engines_as_full_as_auto(max_staleness):
     scenario = small_scenario(rollout_n=8, valid_share=0.2)

@@ -29,6 +29,7 @@ def test_turns_add_up_to_the_response_with_a_call_after_each_but_the_last(length
     assert len(turns) == min(count + 1, length_tok) and max(turns) - min(turns) <= 1
 
 
+@pytest.mark.slow
 @settings(max_examples=min(20, settings.default.max_examples))
 @given(OPTIONS, st.integers(0, 99))
 def test_given_tools_and_any_options_then_every_generated_token_is_accounted_for(options, seed) -> None:

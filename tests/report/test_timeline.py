@@ -60,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_report_shows_engines_in_both_widths(folder: Path) -> None:
     text = (folder / "report.html").read_text()
     for name in ("requests-broad", "requests-narrow", "kv-broad", "kv-narrow"):

@@ -1,12 +1,11 @@
 from ..support import verl_imported  # noqa: F401, I001 (first of all)
 
-from functools import cache
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
 
-from ..support.composed_runs import ComposeRun, compose_run, override, valid_overrides, write_files
+from ..support.composed_runs import ComposeRun, compose_run, valid_overrides, write_files
 
 
 @pytest.fixture(scope="session")
@@ -16,15 +15,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run(files: Path) -> ComposeRun:
-    """Composes the valid run with further overrides; a training engine brings options of its own."""
-
-    @cache
-    def valid(*engine: str) -> DictConfig:
-        return compose_run([*valid_overrides(files), *engine])
+    """Composes the valid run with further overrides."""
 
     def with_overrides(*overrides: str) -> DictConfig:
-        engine = [text for text in overrides if text.startswith("model_engine=")]
-        return override(valid(*engine), [text for text in overrides if text not in engine])
+        return compose_run([*valid_overrides(files), *overrides])
 
     return with_overrides
 

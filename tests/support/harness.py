@@ -94,7 +94,7 @@ def train(
     engines: int = 1,
     environment: Mapping[str, str] | None = None,
     switches: Mapping[str, Any] | None = None,
-    kill_when: Callable[[Run], bool] | None = None,
+    kill_at: int | None = None,
     fails: bool = False,
 ) -> Run:
     """Train and wait for the end.
@@ -103,13 +103,14 @@ def train(
         strategy: None for verl's own trainer.
         environment: further variables.
         switches: of `inspected_run`.
-        kill_when: asked after every second; when it says so, every process of the run is killed at once (SIGKILL).
+        kill_at: the step before whose update every process of the run is killed at once (SIGKILL).
         fails: whether it must end with an error.
 
     Raises:
         AssertionError: with the end of the log, if the run fails, or finishes no step for `STALL_S`.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    switches = {"wait_at": kill_at or 0} | dict(switches or {})
     with RayFolder() as ray_folder:
         settings = RunSettings(
             assets=assets, output=folder, ray_folder=ray_folder.path, steps=steps, seed=0, engines=engines
@@ -118,7 +119,7 @@ def train(
         command = [sys.executable, "-m", module, *verl_overrides(settings), *own, *_QUICK, *overrides]
         process = TrainingProcess(
             command,
-            environment=_environment(folder, ray_folder.path, switches or {}) | dict(environment or {}),
+            environment=_environment(folder, ray_folder.path, switches) | dict(environment or {}),
             log_file=folder / "train.log",
         )
         with process:
@@ -126,13 +127,13 @@ def train(
             while process.exit_code is None:
                 process.watch(1.0)
                 doors.look(process, trained_steps=stall.finished)
-                if kill_when is not None and kill_when(Run(folder=folder, exit_code=0)):
+                if kill_at and Run(folder=folder, exit_code=0).noted("waits"):
                     process.end(grace_s=0)
                     return Run(folder=folder, exit_code=-9)
                 stall.check()
         doors.write(folder, ray_folder.path)
     run = Run(folder=folder, exit_code=process.exit_code)
-    assert (run.exit_code != 0) == fails, f"exit code {run.exit_code}:\n{run.log_tail}"
+    assert kill_at is None and (run.exit_code != 0) == fails, f"exit code {run.exit_code}:\n{run.log_tail}"
     return run
 
 

@@ -46,7 +46,7 @@ class Switches:
         deaths: (step, moment, part, engine) of each. Parts that are killed: `server`, `core`, `rank` (the last tensor
             parallel one); `exception` lets the core end by one. Moments: `round`, `training`.
         rejoin_at: the step that ends only when as many engines are there as at the start.
-        wait_at: the step at whose end the run waits to be killed.
+        wait_at: the step before whose update the run waits to be killed.
     """
 
     deaths: tuple[tuple[int, str, str, int], ...] = ()
@@ -138,6 +138,9 @@ class InspectedTrainer(AsyncDAPOTrainer):
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         note(step=self.global_steps, inflight_in_training=self._engines_status()["total_inflight"])
         self._kill("training")
+        if self.global_steps == self._switches.wait_at:
+            note(waits=self.global_steps)
+            threading.Event().wait()
         return super()._update_actor(batch, metrics)
 
     def on_step_end(self) -> None:
@@ -294,9 +297,6 @@ class InspectedSeparateTrainer(InspectedTrainer, SeparateTrainer):
         super().on_step_end()
         if self.global_steps == self._switches.rejoin_at:
             self._await_replacement()
-        if self.global_steps == self._switches.wait_at:
-            note(waits=self.global_steps)
-            threading.Event().wait()  # until it is killed
 
     def _versions(self) -> dict[str, int]:
         return ray.get(self.replay_buffer.manager._balancer.versions.remote())

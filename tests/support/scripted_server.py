@@ -78,7 +78,6 @@ class ScriptedServer:
         self.max_running = 0
         self.generated_tok = 0  # since generation was allowed
         self.kv_room_tok, self.max_num_seqs = 4096, 256
-        self.kv_peak = 0.0  # as it says of itself
         self._decodes = asyncio.Event()
         self._decodes.set()
         self._paused = asyncio.Event()
@@ -153,7 +152,6 @@ class ScriptedServer:
         return EngineLoad(
             kv_room_tok=self.kv_room_tok,
             max_num_seqs=self.max_num_seqs,
-            kv_peak=self.kv_peak,
             generated_tok=self.generated_tok,
             kv_tok_s=float(self.generated_tok),
             request_s=self.generated_tok * self._token_s,

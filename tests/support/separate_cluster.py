@@ -55,6 +55,7 @@ class SeparateCluster(Cluster):
 
     _coordinator_class = RollingCoordinator
     _manager_class = RollingManager
+
     versions_may_fall = True  # the next turn may go to an engine that is updated later
 
     def __init__(
@@ -76,6 +77,9 @@ class SeparateCluster(Cluster):
         self.watch()
 
     # ---- what verl's trainer does ----
+
+    def _connect(self) -> None:
+        self.ray.get(self.balancer_handle.tell_versions_to.remote(self.coordinator_handle))
 
     def step(self) -> dict[str, float]:
         with self.engines.naming_lost_engines():
@@ -132,7 +136,7 @@ class SeparateCluster(Cluster):
         table = self.balancer._table
         while self.seen is seen:
             await asyncio.sleep(LOOK_S)
-            placed = table._by_load.servers
+            placed = table._servers
             seen.looks += 1
             out = [name for name in placed if self.balancer._updates.phase_of(name) is not Phase.SERVING]
             seen.most_out = max(seen.most_out, len(out))

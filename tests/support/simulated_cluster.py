@@ -228,10 +228,13 @@ class Cluster:
         manager._options = self.options
         manager._balancer, manager._coordinator = self.balancer_handle, self.coordinator_handle
         manager._round_id, manager._worker_refs, manager._frozen, manager._capacity = "", [], {}, None
-        self.ray.get(self.balancer_handle.report_growth_to.remote(self.coordinator_handle))
+        self._connect()
         for index, worker in enumerate(self.worker_handles):
             self.ray.get(worker.attach.remote(self.coordinator_handle, index, worker))
         return manager
+
+    def _connect(self) -> None:
+        """What the manager connects beside workers: here nothing."""
 
     def _note_rounds(self) -> None:
         self.specs: list[RoundSpec] = []

@@ -372,7 +372,6 @@ class AsyncDAPOConfig:
                 "pool_size": self.fixed_pool_size,
                 "sizes_itself": self.rollout_pool_size is Auto.AUTO,
                 "first_context_tok": self.first_context_tok,
-                "limit_tok": self.max_response_length,
                 "keeps_siblings": self.drafts is not None,
             },
             "pause_mode": "keep" if self.keeps_kv else "abort",

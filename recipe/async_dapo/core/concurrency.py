@@ -5,8 +5,7 @@
 `context` is what a request takes of the KV cache on average [tokens]: a guess for the first round, from then on what
 rounds have measured. `share` of the room is filled: less by a tenth after a round that preempted too much, more by 3 %
 of the room after one that was full and did not. Within a round a server that preempts too much loses capacity, and gets
-it back one by one. Before anything is measured, a server that is full and far from using its room gets one more for
-each response that ends. A slower server gets no less: it ends fewer requests, so fewer come to it.
+it back one by one. A slower server gets no less: it ends fewer requests, so fewer come to it.
 
 Pure state machine behind the load balancer; fed with what engines say of themselves, on answers that are sent anyway.
 """
@@ -25,7 +24,6 @@ CUT, GROWTH = 0.9, 0.03
 # too little is left. To compute one takes a fraction of the time of generating it: some cost less than empty room.
 HARDLY_ANY, TOO_MANY = 0.15, 0.35
 BURST = 0.2  # of the requests in flight: so many preemptions alone are no reason to act in mid-round
-GROWS_BELOW = 0.5  # of the room in use: the guess was too large, and what runs will hardly take more than the room
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,6 @@ class ConcurrencyState:
 class _Server:
     kv_room_tok: int
     max_num_seqs: int
-    more: int = 0  # requests than the guess allows
     braked_to: int | None = None  # for the rest of the round
     seen: EngineLoad | None = None  # when it was braked last in this round
     calm_releases: int = 0  # since it was braked, or given one back
@@ -155,19 +152,9 @@ class ConcurrencyController:
 
     def capacity_of(self, server_id: str) -> int:
         server = self._servers[server_id]
-        by_room = self._share * server.kv_room_tok / self._context_tok + server.more
+        by_room = self._share * server.kv_room_tok / self._context_tok
         capacity = max(1, min(self._most, int(min(server.max_num_seqs, by_room))))
         return capacity if server.braked_to is None else min(capacity, server.braked_to)
-
-    @property
-    def added_capacity(self) -> int:
-        """Beyond those that the first guess allows [count]."""
-        return sum(server.more for server in self._servers.values())
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """Server -> how much KV cache it should hold, compared with the others [tokens]."""
-        return {server_id: float(server.kv_room_tok) for server_id, server in self._servers.items()}
 
     def open(self, loads: Mapping[str, EngineLoad]) -> None:
         """These servers take part in the round that begins, and no others."""
@@ -183,12 +170,9 @@ class ConcurrencyController:
     def leave(self, server_id: str) -> None:
         self._servers.pop(server_id, None)
 
-    def steer(self, server_id: str, load: EngineLoad, *, inflight: int, has_ended: bool = False) -> bool:
+    def steer(self, server_id: str, load: EngineLoad, *, inflight: int) -> bool:
         """Take capacity from a server that preempts too much, and give one request of it back for each tenth of its
         requests that have ended since; called as a request ends. True if its capacity has changed.
-
-        Args:
-            has_ended: with the request its response, on which the first guess is tried.
         """
         server = self._servers.get(server_id)
         if server is None or (server.braked_to is not None and inflight > server.braked_to):
@@ -199,29 +183,12 @@ class ConcurrencyController:
             server.braked_to, server.seen, server.calm_releases = max(1, int(CUT * inflight)), load, 0
             return True
         if server.braked_to is None:
-            return has_ended and self._grow(server_id, load, inflight)
+            return False
         server.calm_releases += 1
         if server.calm_releases < (1 - CUT) * inflight:
             return False
         server.braked_to, server.calm_releases = server.braked_to + 1, 0
         return True
-
-    def _grow(self, server_id: str, load: EngineLoad, inflight: int) -> bool:
-        """One request more where the first guess leaves most of the room empty."""
-        capacity = self.capacity_of(server_id)
-        is_empty = load.kv_peak < GROWS_BELOW and not load.preemptions
-        if self._is_measured or not is_empty or inflight < capacity or capacity >= min(self._most, load.max_num_seqs):
-            return False
-        self._servers[server_id].more += 1
-        return True
-
-    def learn_first(self, loads: Mapping[str, EngineLoad]) -> None:
-        """Expect of the first round what was seen before it, in a validation, rather than the guess. Its requests may
-        be of other lengths: the round itself counts alone."""
-        if not self._is_measured and (context_tok := _mean_context_tok(loads)):
-            self._context_tok, self._reason = context_tok, "as in validation"
-            for server in self._servers.values():
-                server.more = 0
 
     def end_round(self, loads: Mapping[str, EngineLoad], inflight_max: Mapping[str, int]) -> None:
         """Learn from a round.
@@ -248,7 +215,7 @@ class ConcurrencyController:
             self._share = min(MOST_SHARE, self._share + GROWTH)
             self._reason = "full, none preempted: more of the room"
         for server in self._servers.values():
-            server.braked_to, server.seen, server.more = None, None, 0
+            server.braked_to, server.seen = None, None
 
     def figures(self) -> dict[str, float]:
         """For metrics and the log."""

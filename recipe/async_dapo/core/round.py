@@ -208,10 +208,6 @@ class Round:
             case GroupEvent.GOES_ON:
                 self._groups.note_in_calls(uid, -1)
 
-    def add_capacity(self, count: int) -> None:
-        """Engines have the capacity for so many more trajectories than when the round began."""
-        self._groups.grow(count)
-
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended, and, if it was judged, all its trajectories, even where reports of
         these are still on their way. A second report of a group is ignored."""

@@ -105,11 +105,6 @@ class RoundGroups:
         is_open = self._pool_size is None or generate < self._pool_size
         return is_open and (self._most_unfinished is None or self._unfinished < self._most_unfinished)
 
-    def grow(self, count: int) -> None:
-        """So many more trajectories may generate."""
-        if self._pool_size is not None:
-            self._pool_size += count
-
     def resize(self, *, pool_size: int | None, most_unfinished: int | None) -> None:
         self._pool_size, self._most_unfinished = pool_size, most_unfinished
 

@@ -69,7 +69,7 @@ class EngineRequests:
         server_id, keeps_lease = "", False
         output: TokenOutput | None = None
         try:
-            leased_id = await self._lease(turn, request_id, lease_id, group, attachment)
+            leased_id = await self._lease(request_id, lease_id, group, attachment)
             server = None if leased_id is None else await self._server(leased_id)
             if leased_id is None or server is None:
                 return leased_id is not None or attachment is not None
@@ -93,7 +93,8 @@ class EngineRequests:
             raise
         finally:
             if not keeps_lease:
-                self._releases.add(_returned(turn, lease_id, server_id, output))
+                load = None if output is None else extra_of(output)["load"]
+                self._releases.add(Returned(lease_id=lease_id, server_id=server_id, load=load))
         if keeps_lease:
             turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
         if output.stop_reason not in (ABORTED, PAUSED, UNKNOWN):
@@ -117,13 +118,12 @@ class EngineRequests:
             await self._balancer.look_after_servers.remote([request.server_id])  # else the next lease may be there
 
     async def _lease(
-        self, turn: Turn, request_id: str, lease_id: str, group: str | None, attachment: Attachment | None
+        self, request_id: str, lease_id: str, group: str | None, attachment: Attachment | None
     ) -> str | None:
         if attachment is not None:
             return await self._balancer.server_of.remote(lease_id)
         try:
-            length_tok = turn.prompt_len_tok, turn.generated_tok
-            return await self._balancer.lease.remote(request_id, lease_id, *length_tok, group)
+            return await self._balancer.lease.remote(request_id, lease_id, group)
         except RayTaskError as error:
             raise EnginesUnavailable(str(error.cause)) from error
 
@@ -161,17 +161,3 @@ async def _record_all(ref: ObjectRef, server: ActorHandle, lease_id: str, turn: 
         if output.stop_reason != MORE:
             return output
         ref = server.reattach.remote(lease_id)
-
-
-def _returned(turn: Turn, lease_id: str, server_id: str, output: TokenOutput | None) -> Returned:
-    """A lease to be given back, with what the server's answer, if there is one, tells the load balancer."""
-    if output is None:
-        return Returned(lease_id=lease_id, server_id=server_id)
-    extra = extra_of(output)
-    has_ended = extra["finish_reason"] in ("stop", "length")
-    return Returned(
-        lease_id=lease_id,
-        server_id=server_id,
-        response_tok=turn.generated_tok if has_ended else None,
-        load=extra["load"],
-    )

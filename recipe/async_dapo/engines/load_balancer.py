@@ -64,8 +64,8 @@ class _InflightMeter:
 
 
 class GlobalLoadBalancer:
-    """Requests go where the least KV cache is expected to be used; FIFO waiters; named leases, idempotent release. No
-    server has more than `max_loads_per_server`, or than its engine has capacity for: see `Balance`.
+    """Requests go to the least loaded server; FIFO waiters; named leases, idempotent release. No server has more than
+    `max_loads_per_server`, or than its engine has capacity for: see `Balance`.
 
     A queued request is voided by `stop`: its `lease` returns None, and the caller gives its trajectory back.
 
@@ -87,17 +87,12 @@ class GlobalLoadBalancer:
         self._is_open = True
         self._released = asyncio.Event()  # replaced whenever a lease comes back
         self._meter = _InflightMeter()
-        self._coordinator: ActorHandle | None = None
 
-    async def lease(
-        self, request_id: str, lease_id: str, prompt_tok: int = 0, generated_tok: int = 0, group: str | None = None
-    ) -> str | None:
+    async def lease(self, request_id: str, lease_id: str, group: str | None = None) -> str | None:
         """Lease a server under `lease_id`, waiting for one if need be; requests with the same id go to the same server,
         while that is not too full.
 
         Args:
-            prompt_tok: of the request, without the response so far [tokens]; 0 = unknown.
-            generated_tok: of the response so far [tokens].
             group: whose answer it is.
 
         Returns:
@@ -112,9 +107,7 @@ class GlobalLoadBalancer:
             raise self._no_server_left()
         waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._meter.note(self._table.total_inflight)
-        grants = self._balance.request(
-            lease_id, request_id, group=group, prompt_tok=prompt_tok, generated_tok=generated_tok
-        )
+        grants = self._balance.request(lease_id, request_id, group=group)
         self._waiters[lease_id] = waiter
         try:
             self._deliver(grants)
@@ -186,15 +179,6 @@ class GlobalLoadBalancer:
         self._meter.reset(self._table.total_inflight)
         self._is_open = True
         return self._balance.capacity
-
-    async def learn_first(self) -> int:
-        """A validation has ended. Returns the requests that the servers may have in flight together [count]."""
-        self._deliver(self._balance.learn_first())
-        return self._balance.capacity
-
-    async def report_growth_to(self, coordinator: ActorHandle) -> None:
-        """It starts more trajectories when servers turn out to have capacity for more in mid-round."""
-        self._coordinator = coordinator
 
     async def watch(self, server_id: str, name: str, servers: Sequence[ActorHandle]) -> None:
         """Notice from now on when an engine dies, which has a server on each of its nodes."""
@@ -272,8 +256,6 @@ class GlobalLoadBalancer:
     def _take_back(self, returned: Returned) -> None:
         self._meter.note(self._table.total_inflight)
         self._deliver(self._balance.release(returned))
-        if (growth := self._balance.take_growth()) and self._coordinator is not None:
-            self._coordinator.add_capacity.remote(growth)
         self._note_release()
 
     def _note_release(self) -> None:

@@ -158,12 +158,6 @@ class EarlyStoppingCoordinator:
             self._tell_progress(current)
             current.wake_taker()
 
-    async def add_capacity(self, count: int) -> None:
-        """The load balancer: engines have the capacity for so many more trajectories than when the round began."""
-        if self._round is not None:
-            self._round.state.add_capacity(count)
-            self._round.wake_taker()
-
     async def at_hand(self, round_id: str) -> AtHand:
         """Groups that are valid or can still become so."""
         return self._get(round_id).state.at_hand

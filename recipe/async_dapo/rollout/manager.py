@@ -124,7 +124,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         called = [self._coordinator, self._balancer, *reward_workers]
         connecting += [_call_each(worker, called) for _, worker in workers]
         from_coordinator = _call_each(self._coordinator, [self._balancer])
-        connecting.append(self._balancer.report_growth_to.remote(self._coordinator))
         _, late = ray.wait(connecting, num_returns=len(connecting), timeout=CONNECT_TIMEOUT_S)
         if late:
             silent = sorted({connecting.index(call) % len(workers) for call in late})
@@ -249,10 +248,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             concurrency_state: of a checkpoint, to go on with.
         """
         self._capacity = self._get(self._balancer.open.remote(concurrency_state))
-
-    def learn_from_validation(self) -> None:
-        """Before anything is known of training, engines are sized by what a validation took."""
-        self._capacity = self._get(self._balancer.learn_first.remote())
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """verl's entry for validation: run all prompts to their end on the same workers, without early stop."""

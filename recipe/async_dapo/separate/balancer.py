@@ -47,6 +47,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._generating: set[str] = set()  # told to since the last stop, and not stopped for an update
         self._closed_s: dict[str, float] = {}  # servers that take no requests -> since when, monotonic
         self._updates_s: list[float] = []  # that engines took no requests for new weights, since this was asked last
+        self._coordinator: ActorHandle | None = None
         self._changed = asyncio.Event()  # replaced whenever an engine has got weights or has left, and at a stop
 
     async def enroll(self, workers: dict[str, list[ActorHandle]]) -> None:
@@ -85,8 +86,9 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         """Server -> the policy version of its weights; -1 before it has any."""
         return {server_id: self._updates.version_of(server_id) for server_id in self._workers}
 
-    async def report_growth_to(self, coordinator: ActorHandle) -> None:
-        await super().report_growth_to(coordinator)
+    async def tell_versions_to(self, coordinator: ActorHandle) -> None:
+        """It starts groups as the oldest weights in an engine allow."""
+        self._coordinator = coordinator
         self._tell_versions()
 
     async def open(self, concurrency_state: ConcurrencyState | None = None) -> int:

@@ -23,9 +23,7 @@ class RollingCoordinator(EarlyStoppingCoordinator):
         if not self._get_rolling(round_id).has_batch:
             return None
         part = self._get_rolling(round_id).hand_over()
-        current = self._get(round_id)
-        current.trajectories -= part.ended_trajectories
-        current.wake_taker()
+        self._get(round_id).trajectories -= part.ended_trajectories
         return part
 
     async def resize(self, round_id: str, spec: RollingSpec) -> None:

@@ -3,6 +3,9 @@
 import time
 from typing import Any
 
+from ray.actor import ActorHandle
+
+from ..engines.client import AsyncDAPOLLMClient
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reports import RoundRecord, WorkerReport
 from .coordinator import RollingCoordinatorActor
@@ -12,6 +15,10 @@ class RollingManager(AsyncDAPOAgentLoopManager):
     """A manager whose training rounds hand over a batch for each step, and stop when they are told to."""
 
     _coordinator_actor: Any = RollingCoordinatorActor
+
+    def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:
+        super().connect(llm_client, reward_workers)
+        self._get(self._balancer.tell_versions_to.remote(self._coordinator))
 
     def hand_over(self) -> RoundRecord | None:
         """The next batch of a round that goes on, and all that has ended since the one before; None = wait again."""

@@ -301,7 +301,6 @@ class RoundReplayBuffer(ReplayBuffer):
         outcomes = record.summary.outcomes
         self.left_out += sum(outcome.failed for outcome in outcomes)
         self.recorder.validation_closed(record)
-        self.manager.learn_from_validation()
         uids = [outcome.prompt_uid for outcome in outcomes]
         store.forget_prompts(uids, partition_id=store.VAL)
         batch = store.batch_of(uids, partition_id=store.VAL)

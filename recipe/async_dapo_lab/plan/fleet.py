@@ -98,19 +98,18 @@ class Fleet:
     def new_lease_id(self) -> str:
         return f"lease-{next(self._lease_numbers)}"
 
-    def send(self, lease_id: str, request: Request, *, prompt_tok: int) -> None:
+    def send(self, lease_id: str, request: Request) -> None:
         """Lease a server for a request, and send it as soon as there is one."""
         self._unsent[lease_id] = request
         self._note_inflight()
-        generated_tok = request.context_tok - prompt_tok
-        self._deliver(self.balance.request(lease_id, None, prompt_tok=prompt_tok, generated_tok=generated_tok))
+        self._deliver(self.balance.request(lease_id, None))
 
-    def release(self, lease_id: str, response_tok: int | None = None) -> None:
+    def release(self, lease_id: str) -> None:
         """Give a lease back, with what its server says of itself, as clients do."""
         self._note_inflight()
         server_id = self.leases.server_of(lease_id) or ""
         load = self.engines[server_id].load if server_id else None
-        returned = Returned(lease_id=lease_id, server_id=server_id, response_tok=response_tok, load=load)
+        returned = Returned(lease_id=lease_id, server_id=server_id, load=load)
         self._deliver(self.balance.release(returned))
 
     def stop(self, *, keep: bool) -> list[Request]:

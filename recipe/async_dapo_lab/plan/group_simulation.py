@@ -132,7 +132,6 @@ class GroupSimulation:
             Request(
                 owner=out, context_tok=context_tok, remaining_tok=now_tok, prefill_tok=0 if is_cached else context_tok
             ),
-            prompt_tok=self._scenario.prompt_len_tok,
         )
 
     def _reattach(self, group: PromptGroup, trajectory: Trajectory, attachment: Attachment) -> None:
@@ -151,9 +150,7 @@ class GroupSimulation:
             return  # its group has not been taken yet: `_reattach` will find it
         if self._fleet.leases.server_of(out.lease_id) is None:
             return  # `_reattach` has found it, for another request that ended in the same step
-        length_tok = out.group.prompt[ANSWERS].response_lens_tok[out.trajectory.session_id]
-        has_ended = out.trajectory.generated_tok == length_tok
-        self._fleet.release(out.lease_id, length_tok if has_ended else None)
+        self._fleet.release(out.lease_id)
         if out.is_set_aside:
             self._come_to_rest(out.group)
         else:

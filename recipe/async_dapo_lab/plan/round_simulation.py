@@ -200,8 +200,6 @@ class RoundSimulation:
 
     def on_event(self, uid: str, event: GroupEvent) -> None:
         self._round.note(uid, event)
-        if event is GroupEvent.GENERATED:
-            self._round.add_capacity(self._fleet.balance.take_growth())
         if self._round.may_start:
             self._fill_lanes()
 

@@ -45,7 +45,7 @@ class Habits:
         False  # log-probs of the batch are computed before its update, also where that says nothing new
     )
     trainer_servers: int = 0  # so many servers' GPUs only train, and the others only generate; 0 = all do both
-    balances_steps: bool = False  # over training ranks, not each update of a step: verl's V1 trainer
+    balances_steps: bool = False  # over training ranks, not each update of a step: what is built on verl's trainers
     parts: int = 1  # that a batch is trained in, each as soon as it is there; only of a separate trainer
     max_versions: int | None = None  # that a group may span; only of a separate trainer
 
@@ -157,7 +157,7 @@ def async_dapo_2025(*, over_sampling: int, max_concurrent_prompts: int = 16) -> 
     }
     return replace(
         recipe("async DAPO 2025", **options),
-        habits=Habits(poll_s=0.1, drops_interrupted=True, drops_surplus=True, always_scores=True),
+        habits=Habits(poll_s=0.1, drops_interrupted=True, drops_surplus=True, always_scores=True, balances_steps=True),
     )
 
 
@@ -166,7 +166,7 @@ def dynamic_sampling(*, batch: int) -> System:
     return System(
         name="dynamic sampling",
         overrides=_everything_at_once(batch, stop_rule="drain", rollout_strategy="discard"),
-        habits=Habits(refill=Refill.NEXT_BATCH, drops_surplus=True, always_scores=True),
+        habits=Habits(refill=Refill.NEXT_BATCH, drops_surplus=True, always_scores=True, balances_steps=True),
     )
 
 
@@ -189,7 +189,8 @@ def copris(*, pool_size: int, over_sampling: int) -> System:
         "over_sampling_batch_size": over_sampling,
         "max_staleness": None,
     }
-    return replace(recipe(f"CoPRIS {pool_size}", **options), habits=Habits(scores_buffer=True, always_scores=True))
+    habits = Habits(scores_buffer=True, always_scores=True, balances_steps=True)
+    return replace(recipe(f"CoPRIS {pool_size}", **options), habits=habits)
 
 
 def _everything_at_once(over_sampling: int, **async_dapo: Any) -> dict[str, Any]:
@@ -205,19 +206,24 @@ def _everything_at_once(over_sampling: int, **async_dapo: Any) -> dict[str, Any]
     return workers | {f"async_dapo.{key}": value for key, value in (options | async_dapo).items()}
 
 
-def waiting_at_updates(work: Sequence[float], *, ranks: int, updates: int) -> float:
-    """Of a step whose work is balanced over training ranks as a whole: all ranks' seconds over what they would be if
-    each update were balanced, as ranks meet at every update.
+def waiting_at_updates(work: Sequence[float], *, ranks: int, updates: int, balances_steps: bool) -> float:
+    """Of a step: seconds of all training ranks, which meet at every update, over those of equal work for all.
 
-    Each rank has trajectories of all lengths, in no order, and cuts them into mini-batches. Within a tenth of what
-    verl's own partition leads to.
+    Within a tenth of what the partitions of verl and of this recipe lead to. 1 where updates have less than a
+    trajectory for each rank, which neither trains on.
+
+    Args:
+        balances_steps: each rank gets as much work of the whole step, trajectories of all lengths in no order, and
+            cuts them into mini-batches; or else as much of each mini-batch.
     """
-    usable = len(work) - len(work) % (ranks * updates)
+    usable, rng = len(work) - len(work) % (ranks * updates), np.random.default_rng(0)
     if not usable:
         return 1.0
-    dealt = np.sort(np.asarray(work, float))[::-1][:usable].reshape(-1, ranks)
-    dealt[1::2] = dealt[1::2, ::-1]
-    of_update = np.random.default_rng(0).permuted(dealt, axis=0).reshape(updates, -1, ranks).sum(axis=1)
+    longest = np.sort(np.asarray(work, float))[::-1][:usable]
+    balanced = 1 if balances_steps else updates  # so many parts of the work, each by itself
+    dealt = np.sort(rng.permutation(longest).reshape(balanced, -1))[:, ::-1].reshape(balanced, -1, ranks)
+    dealt[:, 1::2] = dealt[:, 1::2, ::-1]
+    of_update = (rng.permuted(dealt[0], axis=0) if balances_steps else dealt).reshape(updates, -1, ranks).sum(axis=1)
     return float(of_update.max(axis=1).sum() * ranks / of_update.sum())
 
 
@@ -253,10 +259,11 @@ class TrainerPasses:
         )
 
     def _wait(self, batch_tok: Sequence[int]) -> float:
-        if not self._habits.balances_steps or self._updates == 1 or self._cost.fixed_s is not None:
+        if self._cost.fixed_s is not None:
             return 1.0
         work = [self._cost.log_prob_s(tokens, tokens**2) for tokens in map(self._prompt_tok.__add__, batch_tok)]
-        return waiting_at_updates(work, ranks=self._ranks, updates=self._updates)
+        by_step = self._habits.balances_steps
+        return waiting_at_updates(work, ranks=self._ranks, updates=self._updates, balances_steps=by_step)
 
     def _sums(self, lens_tok: Sequence[int]) -> tuple[float, float]:
         """Sum of the sequences' lengths, prompt included, and of their squares."""

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.control_plane`"""
-
-from .run import main
-
-main()
