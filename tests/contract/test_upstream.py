@@ -109,7 +109,7 @@ def test_the_servers_actor_answers_every_call_that_the_server_does() -> None:
     assert not [name for name in METHODS if not inspect.iscoroutinefunction(getattr(ServerActor, name))]
 
 
-HEAVY = ("tensordict", "torch", "transfer_queue", "transformers", "verl", "vllm")  # two to eight seconds of a core
+HEAVY = ("tensordict", "torch", "transfer_queue", "transformers", "verl", "vllm")  # one to eight seconds of a core
 RECIPE, LAB = "recipe.async_dapo", "recipe.async_dapo_lab"
 LIGHT = {
     "before a driver checks": (

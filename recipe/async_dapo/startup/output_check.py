@@ -83,7 +83,7 @@ def _check_room(config: DictConfig) -> str:
 
 def _checkpoint_bytes(config: DictConfig) -> float | None:
     """Of the actor's weights and Adam's two moments, whichever are saved; None for a model that is not known."""
-    from .model_check import count_parameters  # two seconds, of torch, that the entry module need not wait for
+    from .model_check import count_parameters  # with torch: a second that the entry module need not wait for
 
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     if (parameters := count_parameters(config)) is None:
