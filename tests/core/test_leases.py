@@ -133,7 +133,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @invariant()
     def the_table_knows_what_is_held(self) -> None:
         assert self.table.inflight == self.inflight
-        assert all(server.load == self.load(key) for key, server in self.table._servers.items())
+        assert all(server.load == self.load(key) for key, server in self.table._by_load.servers.items())
         assert self.table.total_inflight == len(self.held)
         assert all(self.table.server_of(lease_id) == server for lease_id, server in self.held.items())
         assert [self.table.is_queued(one[0]) for one in self.queued] == [True] * len(self.queued)
@@ -179,3 +179,4 @@ def test_given_many_stray_releases_when_remembered_then_memory_is_bounded_and_th
         table.release(f"lease-{k}")
     assert len(table._overtaken) == len(table._sticky) == 10
     assert table.request("stray-999") == []
+    assert len(table._by_load._heap) <= 100

@@ -65,7 +65,7 @@ def test_given_a_stop_rule_that_waits_for_twice_as_many_groups_then_rollouts_are
 
 def test_given_leases_that_ignore_the_load_then_servers_are_less_evenly_busy(monkeypatch):
     before = simulate(small_scenario(num_servers=4), recipe("default"), steps=2)[1]
-    monkeypatch.setattr(leases.LeaseTable, "_choose", lambda self, *_: next(iter(self._servers)))
+    monkeypatch.setattr(leases.ServersByLoad, "choose", lambda self, *_: next(iter(self.servers)))
     after = simulate(small_scenario(num_servers=4), recipe("default"), steps=2)[1]
     assert after.server_idle_ratio > before.server_idle_ratio + 0.3
 

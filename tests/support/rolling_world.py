@@ -161,7 +161,7 @@ class RollingWorld:
         while True:
             await asyncio.sleep(0.25)
             table = self.balancer._table
-            placed = table._servers
+            placed = table._by_load.servers
             for name, server in placed.items():
                 assert not (table.num_queued and server.has_capacity), f"{name} has a place, and requests wait"
 
@@ -176,7 +176,7 @@ class RollingWorld:
             server = self.servers[name]
             assert self.phase(name) is Phase.SERVING and server.global_steps == newest
             assert not server.is_stopped and server._decodes.is_set() and not server._paused.is_set()
-            assert not self.balancer._table._servers[name].is_closed
+            assert not self.balancer._table._by_load.servers[name].is_closed
         status = await self.balancer.get_status()
         assert (status["total_inflight"], status["queued"]) == (0, 0)
         assert not self.balancer._running

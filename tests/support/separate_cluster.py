@@ -136,7 +136,7 @@ class SeparateCluster(Cluster):
         table = self.balancer._table
         while self.seen is seen:
             await asyncio.sleep(LOOK_S)
-            placed = table._servers
+            placed = table._by_load.servers
             seen.looks += 1
             out = [name for name in placed if self.balancer._updates.phase_of(name) is not Phase.SERVING]
             seen.most_out = max(seen.most_out, len(out))

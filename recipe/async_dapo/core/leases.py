@@ -1,10 +1,11 @@
 """Named leases on servers: which request goes to which server, waiters in FIFO order.
 
-Pure state machine behind `GlobalLoadBalancer`. Every call returns the leases that it granted; nothing here waits.
-Beside it: how many calls an actor takes at once, so that what waits in one never keeps out what would end the wait
-(`server_calls`).
+Pure state machine behind `GlobalLoadBalancer`: `LeaseTable` grants leases and `ServersByLoad` chooses the servers.
+Every call returns the leases that it granted; nothing here waits. Beside them: how many calls an actor takes at once,
+so that what waits in one never keeps out what would end the wait (`server_calls`).
 """
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -46,13 +47,77 @@ class Server:
     def has_capacity(self) -> bool:
         return len(self.leases) < self.capacity and not self.is_closed
 
-    def occupy(self, lease_id: str, now: int) -> None:
-        self.leases.add(lease_id)
-        self.last_used, self.peak = now, max(self.peak, self.inflight)
 
-    def is_near(self, best: "Server", requests: float) -> bool:
-        """Whether it has capacity, and is fuller than the best one by no more than so many requests."""
-        return self.has_capacity and (self.load - best.load) * self.capacity <= requests
+class ServersByLoad:
+    """The servers in order of load, in logarithmic time.
+
+    A request goes to the least loaded server that has capacity. Servers are sized by their KV caches, so to count
+    requests is enough. The server that may cache the request's prefix is preferred if it is fuller by at most one
+    request, or an eighth of those that it has. Otherwise the server of the group's last request, whose engine can draft
+    from the answers of the siblings, is preferred if it is fuller by at most an eighth of its capacity.
+    """
+
+    def __init__(self) -> None:
+        self.servers: dict[str, Server] = {}
+        self._heap: list[tuple[float, int, str]] = []  # old entries linger
+        self._clock = 0
+
+    def add(self, server_id: str, server: Server) -> None:
+        self.servers[server_id] = server
+        self.note(server_id)
+
+    def remove(self, server_id: str) -> Server | None:
+        return self.servers.pop(server_id, None)
+
+    def choose(self, last_id: str | None, siblings_id: str | None) -> str | None:
+        """The server for a request; None if all are full.
+
+        Args:
+            last_id: where its prefix may be cached.
+            siblings_id: where the last request of its group went.
+        """
+        best_id = self._least_loaded()
+        if best_id is None:
+            return None
+        last, siblings = (self.servers.get(one) if one is not None else None for one in (last_id, siblings_id))
+        if last is not None and self._is_near(last, best_id, max(1.0, NEAR_SHARE * last.inflight)):
+            return last_id
+        is_near = siblings is not None and self._is_near(siblings, best_id, NEAR_SHARE * siblings.capacity)
+        return siblings_id if is_near else best_id
+
+    def _is_near(self, server: Server, best_id: str, requests: float) -> bool:
+        """Whether a server has capacity, and is fuller than the best one by no more than so many requests."""
+        return server.has_capacity and (server.load - self.servers[best_id].load) * server.capacity <= requests
+
+    def occupy(self, server_id: str, lease_id: str) -> None:
+        self._clock += 1
+        server = self.servers[server_id]
+        server.leases.add(lease_id)
+        server.last_used = self._clock
+        server.peak = max(server.peak, server.inflight)
+        self.note(server_id)
+
+    def vacate(self, server_id: str, lease_id: str) -> None:
+        self.servers[server_id].leases.remove(lease_id)
+        self.note(server_id)
+
+    def note(self, server_id: str) -> None:
+        """Its load or capacity has changed."""
+        server = self.servers[server_id]
+        if server.has_capacity:
+            heapq.heappush(self._heap, (server.load, server.last_used, server_id))
+        if len(self._heap) > 64 + 4 * len(self.servers):
+            self._heap = [(s.load, s.last_used, key) for key, s in self.servers.items() if s.has_capacity]
+            heapq.heapify(self._heap)
+
+    def _least_loaded(self) -> str | None:
+        while self._heap:
+            load, last_used, server_id = self._heap[0]
+            server = self.servers.get(server_id)
+            if server is not None and server.has_capacity and (server.load, server.last_used) == (load, last_used):
+                return server_id
+            heapq.heappop(self._heap)
+        return None
 
 
 class RecentDict(OrderedDict[K, V]):
@@ -86,11 +151,6 @@ class _Request:
 class LeaseTable:
     """At most `max_inflight_per_server` leases on a server, or what `set_capacities` says; at most `pool_size` in all.
 
-    A request goes to the least loaded server that has capacity. Servers are sized by their KV caches, so to count
-    requests is enough. The server that may cache the request's prefix is preferred if it is fuller by at most one
-    request, or an eighth of those that it has. Otherwise the server of the group's last request, whose engine can draft
-    from the answers of the siblings, is preferred if it is fuller by at most an eighth of its capacity.
-
     A lease is requested once and released once, in any order: a release that overtakes its request voids it. Releasing
     twice, or a lease that nobody holds, changes nothing.
 
@@ -103,8 +163,7 @@ class LeaseTable:
     def __init__(self, *, max_inflight_per_server: int, pool_size: int | None = None, remembered: int = 65_536) -> None:
         self._max_per_server = max_inflight_per_server
         self._pool_size = pool_size
-        self._servers: dict[str, Server] = {}
-        self._clock = 0
+        self._by_load = ServersByLoad()
         self._held: dict[str, str] = {}  # lease_id -> server_id
         self._queued: OrderedDict[str, _Request] = OrderedDict()
         self._overtaken = RecentDict[str, None](remembered)
@@ -113,24 +172,24 @@ class LeaseTable:
 
     @property
     def capacity(self) -> int:
-        capacity = sum(server.capacity for server in self._servers.values())
+        capacity = sum(server.capacity for server in self._by_load.servers.values())
         return capacity if self._pool_size is None else min(capacity, self._pool_size)
 
     @property
     def inflight(self) -> dict[str, int]:
-        return {server_id: server.inflight for server_id, server in self._servers.items()}
+        return {server_id: server.inflight for server_id, server in self._by_load.servers.items()}
 
     def inflight_on(self, server_id: str) -> int:
-        server = self._servers.get(server_id)
+        server = self._by_load.servers.get(server_id)
         return 0 if server is None else server.inflight
 
     @property
     def peaks(self) -> dict[str, int]:
         """Server -> most requests in flight at once, since they were forgotten."""
-        return {server_id: server.peak for server_id, server in self._servers.items()}
+        return {server_id: server.peak for server_id, server in self._by_load.servers.items()}
 
     def forget_peaks(self) -> None:
-        for server in self._servers.values():
+        for server in self._by_load.servers.values():
             server.peak = server.inflight
 
     @property
@@ -154,23 +213,25 @@ class LeaseTable:
 
     def add_servers(self, server_ids: Iterable[str], *, is_closed: bool = False) -> list[Grant]:
         for server_id in server_ids:
-            self._servers.setdefault(server_id, Server(capacity=self._max_per_server, is_closed=is_closed))
+            if server_id not in self._by_load.servers:
+                self._by_load.add(server_id, Server(capacity=self._max_per_server, is_closed=is_closed))
         return self._grant_queued()
 
     def remove_servers(self, server_ids: Iterable[str]) -> list[Grant]:
         """Forget servers and the leases on them: their holders will fail, and their later release is void."""
         for server_id in server_ids:
-            server = self._servers.pop(server_id, None)
+            server = self._by_load.remove(server_id)
             for lease_id in server.leases if server is not None else ():
                 del self._held[lease_id]
         return self._grant_queued()
 
     def close(self, server_id: str) -> None:
         """It gets no further request until it is reopened; leases on it stay."""
-        self._servers[server_id].is_closed = True
+        self._by_load.servers[server_id].is_closed = True
 
     def reopen(self, server_id: str) -> list[Grant]:
-        self._servers[server_id].is_closed = False
+        self._by_load.servers[server_id].is_closed = False
+        self._by_load.note(server_id)
         return self._grant_queued()
 
     def set_capacities(self, capacities: Mapping[str, int]) -> list[Grant]:
@@ -180,8 +241,9 @@ class LeaseTable:
             capacities: server -> requests in flight, cut at `max_inflight_per_server` [count].
         """
         for server_id, count in capacities.items():
-            if (server := self._servers.get(server_id)) is not None:
+            if (server := self._by_load.servers.get(server_id)) is not None:
                 server.capacity = max(1, min(count, self._max_per_server))
+                self._by_load.note(server_id)
         return self._grant_queued()
 
     def request(self, lease_id: str, sticky_key: str | None = None, *, group: str | None = None) -> list[Grant]:
@@ -201,7 +263,7 @@ class LeaseTable:
     def release(self, lease_id: str) -> list[Grant]:
         server_id = self._held.pop(lease_id, None)
         if server_id is not None:
-            self._servers[server_id].leases.remove(lease_id)
+            self._by_load.vacate(server_id, lease_id)
         elif lease_id in self._queued:
             del self._queued[lease_id]
         else:
@@ -225,12 +287,11 @@ class LeaseTable:
             lease_id, request = next(iter(self._queued.items()))
             last_id = None if request.sticky_key is None else self._sticky.get(request.sticky_key)
             siblings_id = None if request.group is None else self._siblings_at.get(request.group)
-            server_id = self._choose(last_id, siblings_id)
+            server_id = self._by_load.choose(last_id, siblings_id)
             if server_id is None:
                 break
             del self._queued[lease_id]
-            self._clock += 1
-            self._servers[server_id].occupy(lease_id, self._clock)
+            self._by_load.occupy(server_id, lease_id)
             self._held[lease_id] = server_id
             if request.sticky_key is not None:
                 self._sticky[request.sticky_key] = server_id
@@ -238,24 +299,6 @@ class LeaseTable:
                 self._siblings_at[request.group] = server_id
             grants.append(Grant(lease_id=lease_id, server_id=server_id))
         return grants
-
-    def _choose(self, last_id: str | None, siblings_id: str | None) -> str | None:
-        """The server for a request; None if all are full.
-
-        Args:
-            last_id: where its prefix may be cached.
-            siblings_id: where the last request of its group went.
-        """
-        free = [(server.load, server.last_used, key) for key, server in self._servers.items() if server.has_capacity]
-        if not free:
-            return None
-        best_id = min(free)[-1]
-        best = self._servers[best_id]
-        last, siblings = (self._servers.get(one) if one is not None else None for one in (last_id, siblings_id))
-        if last is not None and last.is_near(best, max(1.0, NEAR_SHARE * last.inflight)):
-            return last_id
-        is_near = siblings is not None and siblings.is_near(best, NEAR_SHARE * siblings.capacity)
-        return siblings_id if is_near else best_id
 
 
 def server_calls(max_num_seqs: int) -> int:
