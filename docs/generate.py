@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.defaults import draw as defaults
+from benchmarks.experts import summary as experts
 from benchmarks.faults import summary as faults
 from benchmarks.reach import summary as reach
 from benchmarks.side_by_side import summary as side_by_side
@@ -106,7 +107,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/plan_check_rehearse.md": {"reference setting": table(evidence.reference_setting)},
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},
-    "docs/off_policy.md": {"recommendation": evidence.learned_recommendation},
+    "docs/off_policy.md": {"recommendation": evidence.learned_recommendation, "experts": experts.in_words},
     "docs/selection.md": {"measured": evidence.selection_in_words},
     "docs/evidence/side_by_side.md": {"side by side": evidence.side_by_side_table},
     "docs/evidence/grid.md": {

@@ -30,6 +30,7 @@ def draw(runs: pd.DataFrame, lines: pd.DataFrame, path: Path) -> None:
         beside = beside[(beside["strategy"] == summary.ON_POLICY) & (beside["rate_factor"] == 1)]
         band = beside["accuracy"].std()
         axis.axhspan(-band, band, color="0.9", label="on-policy, one deviation over seeds")
+        axis.axhline(0, color="0.7", linewidth=0.8)
         for name, some in own.groupby("correction"):
             bars = some[["gap", "low", "high"]]
             errors = [(bars["gap"] - bars["low"]).fillna(0), (bars["high"] - bars["gap"]).fillna(0)]

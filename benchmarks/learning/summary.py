@@ -55,21 +55,19 @@ def compared(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     on_policy = runs.loc[runs["strategy"] == ON_POLICY, "accuracy"].rename("reached")
     stale = runs[runs["strategy"] != ON_POLICY].join(on_policy, how="inner").reset_index()
     stale["gap"] = stale["accuracy"] - stale["reached"]
-    beside = stale.assign(strategy=ON_POLICY, staleness="0", correction="none")
+    own = stale[ROW].itertuples(index=False, name=None)
+    beside = stale.assign(strategy=ON_POLICY, staleness="0", correction="none")[ROW].itertuples(index=False, name=None)
+    pairs = [(lines[one], lines[other]) for one, other in zip(own, beside, strict=True)]
     for name, share in PARTS.items():
         targets = stale["accuracy_before"] + share * (stale["reached"] - stale["accuracy_before"])
-        ours, theirs = (
-            [
-                learning_curve.cost_to(target, f"0:{before:.4f} {lines[tuple(key)]}")
-                for target, before, key in zip(targets, some["accuracy_before"], some[ROW].to_numpy(), strict=True)
-            ]
-            for some in (stale, beside)
-        )
-        stale[name] = [
-            math.nan if not reference else math.inf if own is None else own / reference
-            for own, reference in zip(ours, theirs, strict=True)
-        ]
+        told = zip(pairs, stale["accuracy_before"], targets, strict=True)
+        stale[name] = [_updates_over(*curves, before=before, target=target) for curves, before, target in told]
     return stale
+
+
+def _updates_over(own: str, reference: str, *, before: float, target: float) -> float:
+    ours, theirs = (learning_curve.cost_to(target, f"0:{before:.4f} {curve}") for curve in (own, reference))
+    return math.nan if not theirs else math.inf if ours is None else ours / theirs
 
 
 def _curve(own: pd.DataFrame) -> str:

@@ -12,6 +12,7 @@ from benchmarks.defaults import draw as defaults
 from benchmarks.defaults import run as grid
 from benchmarks.defaults.draw import FOLDER, SEPARATE
 from benchmarks.defaults.settings import SETTINGS
+from benchmarks.experts import summary as experts
 from benchmarks.side_by_side import run as side_by_side
 from benchmarks.side_by_side import summary
 from benchmarks.support import learning_curve
@@ -75,6 +76,12 @@ def test_both_sides_have_a_waste() -> None:
     figures = {"generated_tok": 900, "waste": 0.25, "off_policy": 0.5, "reprefilled_tok": 70}
     assert side_by_side.recipe_figures(ours, [300.0]) == figures
     assert side_by_side.verl_figures(theirs)["waste"] == round(2 / (2 + 3 * side_by_side.PROMPTS_PER_STEP), 4)
+
+
+def test_experts_of_half_the_default_s_staleness_are_nearer_than_a_dense_model_at_the_default() -> None:
+    runs = pd.read_csv(experts.FOLDER / "runs.csv")
+    k3 = runs.groupby(["model", "staleness", "rate"])["k3"].median()
+    assert (k3["experts", 2] < k3["dense", 4]).all() and runs["seed"].nunique() == 3
 
 
 def test_the_published_job_has_the_answers_and_the_lengths_that_its_figures_come_to() -> None:
