@@ -8,7 +8,7 @@ before the round stops. The others have not happened: the next round samples ane
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -54,7 +54,6 @@ class _ModelAnswers(Answers):
     prompt: list[int]
     tokens: list[list[int]]
     log_probs: list[list[float]]
-    batch: "dict[int, _Batch]" = field(default_factory=dict)  # trajectory -> what samples it
 
 
 class _Exercises(Workload):
@@ -114,8 +113,6 @@ class _Batch:
         contexts = [answers.prompt + answers.tokens[i] for answers, i in rows]
         most_tok = [task.limit_tok - len(answers.tokens[i]) for answers, i in rows]
         self._sampling = Sampling(model, contexts, most_tok, noise)
-        for answers, i in rows:
-            answers.batch[i] = self
         self.advance()
 
     def advance(self) -> None:
@@ -146,6 +143,7 @@ class SampledRun(TrainingRun):
         self._generator = torch.Generator().manual_seed(seed)
         self._kept: dict[str, list[Sampled]] = {}
         self._is_open = False
+        self._batches: dict[tuple[int, int], _Batch] = {}  # (prompt, trajectory) -> what samples it in this round
         self.trained: list[Sampled] = []
         for engine in self._fleet.engines.values():
             engine.more_of = self._more_of
@@ -155,6 +153,7 @@ class SampledRun(TrainingRun):
         self._is_open = True
         simulated = super()._simulate(groups)
         self._is_open = False
+        self._batches.clear()
         return simulated
 
     def _draw(self, count: int) -> list[PromptGroup]:
@@ -175,7 +174,9 @@ class SampledRun(TrainingRun):
                     open_ended.append((answers, i))
         open_ended.sort(key=lambda row: len(row[0].tokens[row[1]]))
         for first in range(0, len(open_ended), _MOST_ROWS):
-            _Batch(self._model, open_ended[first : first + _MOST_ROWS], self._task, self._generator)
+            rows = open_ended[first : first + _MOST_ROWS]
+            batch = _Batch(self._model, rows, self._task, self._generator)
+            self._batches |= {(answers.number, i): batch for answers, i in rows}
 
     def _is_whole(self, tokens: Sequence[int]) -> bool:
         return len(tokens) >= self._task.limit_tok or END in tokens
@@ -186,7 +187,7 @@ class SampledRun(TrainingRun):
         i = request.owner.trajectory.session_id
         known_tok = request.context_tok - self._task.prompt_tok
         if known_tok == len(answers.tokens[i]) and not self._is_whole(answers.tokens[i]):
-            answers.batch[i].advance()
+            self._batches[answers.number, i].advance()
         return len(answers.tokens[i]) - known_tok
 
     def _store(self, group: PromptGroup) -> None:
