@@ -1,9 +1,10 @@
 """The job on which verl publishes its asynchronous modes, simulated: rows of `runs.csv`.
 
 verl's page on its V1 asynchronous trainer (16 September 2026; `published.csv` has its address) says model, engines of 4
-GPUs, Megatron's TP2 PP2 CP2, B=64 in four mini-batches, 32K, decoupled PPO, seconds and tokens of 150 steps, and the
-GPU (H100) of its second experiment. By its tokens a second n is 8, and a prompt 155 tokens. Assumed: log-normal lengths
-whose mean is that of the page, and the planner's constants.
+GPUs, Megatron's TP2 PP2 CP2, B=64 in four mini-batches, 32K, seconds and tokens of 150 steps, and nodes of 8 H100 for
+its second experiment. By its tokens a second n is 8, and a prompt 155 tokens. Assumed: the same nodes for the first
+one, log-normal lengths whose mean is that of the page, and the planner's constants. The first has decoupled PPO, the
+second not: the log-probs that are simulated there take a hundredth of its step.
 """
 
 import json

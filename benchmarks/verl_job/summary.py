@@ -8,7 +8,7 @@ from benchmarks.defaults import draw as defaults
 from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE
 from benchmarks.drafts import summary as drafts
 
-from .run import AS_MEASURED, DRAFTED, FILTERED, JOB, PUBLISHED
+from .run import AS_MEASURED, DRAFTED, FILTERED, JOB, MODEL, PUBLISHED
 
 FOLDER = Path(__file__).parents[2] / "assets" / "verl_job"
 SOURCE = "verl's V1 benchmark"
@@ -47,9 +47,9 @@ def headline_table() -> pd.DataFrame:
     """README's clusters, verl's own job first: its seconds beside the published ones."""
     clusters, simulated, published = drafts.headline_table(), read_simulated()[PUBLISHED], read_published()[PUBLISHED]
     shares = pd.read_csv(FOLDER / "runs.csv").query("case == @PUBLISHED").set_index("system")["off_policy"]
-    colocate_s = simulated[COLOCATE]
+    colocate_s, size = simulated[COLOCATE], str(JOB).partition(", median")[0]
     own = [
-        f"[verl's own job](docs/evidence/grid.md#verls-own-job): {str(JOB).partition(', median')[0]}, no filter",
+        f"[verl's own job](docs/evidence/grid.md#verls-own-job): {size}, {MODEL}, no filter",
         *(f"{simulated[name]:.0f} (published {published[name]:.0f})" for name in (defaults.SYNC, COLOCATE)),
         simulated[DEFAULT] / simulated[defaults.SYNC],
         simulated[DEFAULT] / colocate_s,

@@ -108,8 +108,7 @@ def download(staging, file, repository, revision, path, sha256):
     except Exception as error:  # of the hub, a proxy, the network or the disk
         what = " ".join(str(error.__cause__ or error).split())
         refuse(f"{file}: cannot be downloaded: {what}; run again to go on, or set HF_ENDPOINT to a mirror")
-    with open(raw, "rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = hashlib.sha256(Path(raw).read_bytes()).hexdigest()
     if found != sha256:
         size = os.path.getsize(raw)
         shutil.rmtree(staging)
