@@ -87,7 +87,7 @@ def figures(row: Row, *, steps: int, curves: Path) -> dict[str, Any]:
         "accuracy_before": round(before, 4),
         "accuracy": round(fmean(late), 4),
         "steps_done": len(measured),
-        "staleness_max": int(max(one["staleness_max"] for one in measured)),
+        "staleness_max": int(max((one["staleness_max"] for one in measured), default=0)),
         **{f"{name}": _mean(measured, name) for name in _MEASURED},
         "k3_by_age": " ".join(f"{name[6:]}:{_mean(measured, name)}" for name in ages),
         "cpu_s": round(time.process_time() - began_s - warm_s, 1),
