@@ -140,14 +140,21 @@ if len(sys.argv) > 1:
     refuse(f"got the argument '{sys.argv[1]}'; there are none, see the environment variables at the head of the script")
 if overwrite not in ("0", "1"):
     refuse(f"OVERWRITE={overwrite}: must be 0 or 1")
-lines = [line for line in (Path(table).read_text() if table else PINS).splitlines() if line.strip()]
+try:
+    lines = [line for line in (Path(table).read_text() if table else PINS).splitlines() if line.strip()]
+except OSError as error:
+    refuse(f"DAPO_DATA_PINS={table}: cannot be read: {error}; name a file with a table of pins, or unset it")
 pins = [ROW.fullmatch(" ".join(line.split())) for line in lines if not line.startswith("#")]
 if not pins or None in pins:
     refuse("table of pins: expected rows of file, repository, 40-digit revision, path, 64-digit sha256, rows, prompts")
 home = Path(os.environ["DATA_HOME"]).absolute()
-home.mkdir(parents=True, exist_ok=True)
 staging = home / ".prepare_dapo_data"
-with open(home / ".prepare_dapo_data.lock", "w") as lock:
+try:
+    home.mkdir(parents=True, exist_ok=True)
+    lock = open(home / ".prepare_dapo_data.lock", "w")
+except OSError as error:
+    refuse(f"DATA_HOME={home}: cannot be written to: {error}; name another folder")
+with lock:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -159,6 +166,8 @@ with open(home / ".prepare_dapo_data.lock", "w") as lock:
         try:
             prepare(home, staging, file, repository, revision, path, sha256, int(rows), int(prompts))
         except (pa.ArrowException, OSError) as error:
+            if getattr(error, "errno", None):  # of the disk, not of the content
+                refuse(f"{home}: {error}; make room or name another DATA_HOME, then run again to go on")
             refuse(f"{file}: expected a parquet file that can be read, got: {error}; set OVERWRITE=1 to replace it")
         except KeyboardInterrupt:
             sys.exit(130)

@@ -211,11 +211,23 @@ def test_given_a_run_in_progress_when_a_second_starts_then_it_is_refused(prepare
         ({"OVERWRITE": "yes"}, "OVERWRITE=yes: must be 0 or 1"),
         ({"DOWNLOAD_ATTEMPTS": "3"}, "DOWNLOAD_ATTEMPTS=3: is gone"),
         ({"DAPO_DATA_PINS": "/dev/null"}, "table of pins: expected rows"),
+        ({"DAPO_DATA_PINS": "/dev/null/pins"}, "DAPO_DATA_PINS=/dev/null/pins: cannot be read"),
+        ({"DATA_HOME": "/dev/null/data"}, "DATA_HOME=/dev/null/data: cannot be written to"),
     ],
 )
 def test_given_a_wrong_setting_when_run_then_it_is_named_before_anything_happens(prepare, hub, changes, complaint):
     assert complaint in prepare(**changes)
     assert hub.requests == [] and not prepare.data_home.exists()
+
+
+def test_given_a_full_disk_when_run_then_it_is_named_and_the_next_run_succeeds(prepare):
+    prepare.data_home.mkdir()
+    (prepare.data_home / "train.parquet.part").symlink_to("/dev/full")
+    said = prepare()
+    assert f"ERROR: {prepare.data_home}: " in said and "No space left" in said and "make room" in said
+    (prepare.data_home / "train.parquet.part").unlink(missing_ok=True)
+    prepare()
+    assert_ready(prepare)
 
 
 def test_given_a_python_without_packages_or_an_argument_when_run_then_the_remedy_is_named(prepare, tmp_path):
