@@ -71,7 +71,7 @@ RULES = (
         key=keys.ESS_RATIO,
         low=0.8,
         below="old tokens differ too much from the policy; lower async_dapo.max_staleness or "
-        "async_dapo.max_partial_share, or the learning rate, or take async_dapo.importance_sampling=bypass",
+        "async_dapo.max_partial_share, or the learning rate",
     ),
     Rule(
         key=keys.FRESH_K3_KL,
