@@ -19,7 +19,7 @@ VALUES = ("-1", "0", "null", "0.5", "some", "nan")
 TABLE = {
     "x x x x x": """
         trainer.total_epochs trainer.nnodes trainer.n_gpus_per_node data.train_batch_size data.max_prompt_length
-        data.max_response_length reward.num_workers reward.reward_kwargs.overlong_buffer_cfg.len
+        data.max_response_length reward.num_workers
         transfer_queue.backend.SimpleStorage.num_data_storage_units actor_rollout_ref.rollout.n
         actor_rollout_ref.rollout.agent.num_workers actor_rollout_ref.rollout.val_kwargs.n
         actor_rollout_ref.rollout.n_gpus_per_node actor_rollout_ref.rollout.tensor_model_parallel_size

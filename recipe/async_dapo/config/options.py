@@ -1,10 +1,9 @@
 """The recipe's options: Hydra node `async_dapo` -> frozen dataclasses, validated once.
 
 Options that belong together are parts of `AsyncDAPOConfig`; those of a decision are in `core/`, with it. An option's
-range is part of its type. What does not go together is a row of `TOGETHER`.
+range is part of its type. What does not go together is a row of `startup/rules.py`.
 """
 
-import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,10 +29,8 @@ from .values import (
     OnRewardError,
     Placement,
     RolloutStrategy,
-    Rule,
     Seconds,
     Share,
-    check_rules,
     number,
     parse_options,
 )
@@ -159,67 +156,6 @@ def needs_bypass_loss(correction: DictConfig) -> bool:
     return correction.rollout_rs is not None or correction.loss_type != "ppo_clip"
 
 
-_SEPARATE = "with async_dapo.placement=separate: "
-# Facts are the options. Rounds of engines that have GPUs of their own go on while the trainer trains.
-TOGETHER = (
-    Rule(
-        "algorithm.filter_groups.metric",
-        lambda it: it.filter.metric == "",
-        "name a metric of the reward function's result, such as acc, or set algorithm.filter_groups.enable=False",
-    ),
-    Rule(
-        "actor_rollout_ref.rollout.n",
-        lambda it: it.filter.metric is not None and it.rollout_n == 1,
-        "a group of one never varies, so the filter drops every group; set n >= 2 or "
-        "algorithm.filter_groups.enable=False",
-    ),
-    Rule(
-        "async_dapo.selection.by",
-        lambda it: it.selection.records and it.filter.metric is None,
-        "a history counts answers by the filter's metric, and there is no filter; set "
-        "algorithm.filter_groups.enable=True and algorithm.filter_groups.metric, or by=uniform and history_file=null",
-    ),
-    Rule(
-        "async_dapo.max_tokens_per_round",
-        lambda it: it.max_tokens_per_round is not None and it.rollout_strategy is not RolloutStrategy.PARTIAL,
-        "does not go with async_dapo.rollout_strategy={it.rollout_strategy}, under which one that is set aside loses "
-        "its tokens or KV cache, or has to end under one policy; choose async_dapo.rollout_strategy=partial or leave "
-        "it null",
-    ),
-    Rule(
-        "async_dapo.rollout_strategy",
-        lambda it: it.is_separate and not it.keeps_tokens,
-        _SEPARATE + "throws away what a stop interrupts, and no step stops the engines; choose partial, "
-        "partial_stale_kv or consistent",
-    ),
-    Rule(
-        "async_dapo.max_staleness",
-        lambda it: it.is_separate and it.max_staleness == 0,
-        _SEPARATE + "engines would wait for every training step; set it to 1 or more",
-    ),
-    Rule(
-        "async_dapo.stop_rule",
-        lambda it: (
-            it.is_separate
-            and it.keeps_tokens
-            and it.max_staleness != 0
-            and it.stop_rule is not StopRuleName.FIRST_COMPLETED
-        ),
-        _SEPARATE + "no step stops the engines, and the oldest groups are trained first; leave it null",
-    ),
-    Rule(
-        "async_dapo.max_tokens_per_round",
-        lambda it: it.is_separate and it.max_tokens_per_round is not None,
-        _SEPARATE + "a round has no end; leave it null",
-    ),
-    Rule(
-        "async_dapo.over_sampling_batch_size",
-        lambda it: it.is_separate and (it.over_sampling().batch_size or math.inf) <= it.target_valid_groups,
-        _SEPARATE + "the batch in training counts, so that engines would begin nothing meanwhile; leave it at auto, or "
-        "set it above data.train_batch_size={it.target_valid_groups}",
-    ),
-)
-
 # Fields of `AsyncDAPOConfig` that are numbers of verl's, each >= 1.
 OF_VERL = {
     "target_valid_groups": "data.train_batch_size",  # B
@@ -276,9 +212,6 @@ class AsyncDAPOConfig:
         if node.get("stop_rule") is None:
             keeps_nothing = node.get("rollout_strategy") == RolloutStrategy.DISCARD or node.get("max_staleness") == 0
             node["stop_rule"] = StopRuleName.FIFO if keeps_nothing else StopRuleName.FIRST_COMPLETED
-        if node.get("importance_sampling") == "balance":
-            remedy = "is called mixture now; set async_dapo.importance_sampling=mixture"
-            raise ConfigError("async_dapo.importance_sampling", "balance", remedy)
         if node.get("importance_sampling") is None:
             bypasses = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
             node["importance_sampling"] = ImportanceSampling.BYPASS if bypasses else ImportanceSampling.DECOUPLED
@@ -288,9 +221,7 @@ class AsyncDAPOConfig:
         node["filter"] = FilterConfig(
             metric=groups.metric or "" if groups.enable else None, max_num_gen_batches=max(0, limit)
         )
-        parsed = parse_options(cls, node | {"reward_function": _reward_function(config)}, "async_dapo.")
-        check_rules(TOGETHER, parsed, config)
-        return parsed
+        return parse_options(cls, node | {"reward_function": _reward_function(config)}, "async_dapo.")
 
     @property
     def is_separate(self) -> bool:
