@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.options import TOGETHER, AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, ConfigErrors
 from recipe.async_dapo.startup import rules
 from recipe.async_dapo.startup.overrides import compose_overrides
@@ -30,8 +30,8 @@ from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.composed_runs import compose_run, of_options, valid_overrides
 
-# A line for each row of `RULES`, in order: overrides that it refuses -> what makes them right. `-name` is a missing
-# package. Keys are shortened as in `FULL`, several overrides as in `SHORT`.
+# A line for each row of `RULES` and `TOGETHER`, in order: overrides that it refuses -> what makes them right. `-name`
+# is a package that is missing. Keys are shortened as in `FULL`, several overrides as in `SHORT`.
 EXAMPLES = """
 trainer.val_only=True trainer.val_before_train=False -> trainer.val_before_train=True
 rollout.val_kwargs.n=4 -> rollout.val_kwargs.n=1
@@ -62,9 +62,6 @@ megatron ref ref.megatron.pipeline_model_parallel_size=2 -> ref.megatron.pipelin
 megatron ref ref.megatron.context_parallel_size=2 -> ref.megatron.context_parallel_size=1
 algorithm.use_pf_ppo=True -> algorithm.use_pf_ppo=False
 algorithm.filter_groups.metric=seq_reward -> algorithm.filter_groups.metric=score
-algorithm.filter_groups.metric=null -> algorithm.filter_groups.enable=False
-rollout.n=1 -> algorithm.filter_groups.enable=False
-async_dapo.selection.by=history algorithm.filter_groups.enable=False -> async_dapo.selection.by=uniform
 algorithm.adv_estimator=opo -> async_dapo.max_staleness=null
 algorithm.use_kl_in_reward=True ref.log_prob_micro_batch_size_per_gpu=8 -> async_dapo.max_staleness=null
 actor.loss_agg_mode=seq-mean-token-sum-norm -> actor.loss_scale_factor=32
@@ -84,13 +81,7 @@ mixture correction.rollout_is_threshold=null -> correction.rollout_is_threshold=
 async_dapo.max_concurrent_prompts=50000 async_dapo.rollout_pool_size=null -> async_dapo.rollout_pool_size=auto
 async_dapo.rollout_pool_size=10000000 -> async_dapo.rollout_pool_size=10
 async_dapo.max_loads_per_server=2016 rollout.max_num_seqs=2000 -> async_dapo.max_loads_per_server=2015
-async_dapo.rollout_strategy=discard async_dapo.max_tokens_per_round=16 -> async_dapo.rollout_strategy=partial
 rollout.nnodes=1 -> separate
-separate async_dapo.rollout_strategy=discard -> async_dapo.rollout_strategy=consistent
-separate async_dapo.max_staleness=0 -> async_dapo.max_staleness=1
-separate async_dapo.stop_rule=fifo -> async_dapo.stop_rule=null
-separate async_dapo.max_tokens_per_round=16 -> async_dapo.max_tokens_per_round=null
-separate async_dapo.over_sampling_batch_size=8 -> async_dapo.over_sampling_batch_size=9
 separate rollout.n_gpus_per_node=3 rollout.tensor_model_parallel_size=2 -> rollout.n_gpus_per_node=4
 rollout.tensor_model_parallel_size=2 -> trainer.n_gpus_per_node=2
 async_dapo.rollout_strategy=partial_stale_kv -> rollout.free_cache_engine=False
@@ -120,6 +111,15 @@ reward_model reward.reward_model.rollout.free_cache_engine=True -> reward.reward
 reward_model reward.custom_reward_function.path=null -> reward.custom_reward_function.path=a.py
 overlong reward.reward_manager.name=naive -> reward.reward_manager.name=dapo
 overlong reward.reward_kwargs.max_resp_len=64 -> reward.reward_kwargs.max_resp_len=32
+algorithm.filter_groups.metric=null -> algorithm.filter_groups.enable=False
+rollout.n=1 -> algorithm.filter_groups.enable=False
+async_dapo.selection.by=history algorithm.filter_groups.enable=False -> async_dapo.selection.by=uniform
+async_dapo.rollout_strategy=discard async_dapo.max_tokens_per_round=16 -> async_dapo.rollout_strategy=partial
+separate async_dapo.rollout_strategy=discard -> async_dapo.rollout_strategy=consistent
+separate async_dapo.max_staleness=0 -> async_dapo.max_staleness=1
+separate async_dapo.stop_rule=fifo -> async_dapo.stop_rule=null
+separate async_dapo.max_tokens_per_round=16 -> async_dapo.max_tokens_per_round=null
+separate async_dapo.over_sampling_batch_size=8 -> async_dapo.over_sampling_batch_size=9
 """
 ROLLOUT, VLLM = "actor_rollout_ref.rollout.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
 FULL = {
@@ -159,7 +159,7 @@ def in_full(text: str) -> list[str]:
     return re.sub(rf"(?<![\w./{{])({keys})(?=\S*=)", lambda found: FULL[found[0]], words).split()
 
 
-@pytest.mark.parametrize(("rule", "line"), [*zip(RULES, LINES, strict=True)], ids=LINES)
+@pytest.mark.parametrize(("rule", "line"), [*zip((*RULES, *TOGETHER), LINES, strict=True)], ids=LINES)
 def test_a_row_is_refused_with_key_value_and_remedy_and_its_neighbour_passes(run, monkeypatch, rule, line):
     wrong, right = map(in_full, line.split("->"))
     missing = {word[1:] for word in wrong if word.startswith("-")}
@@ -188,7 +188,7 @@ model_engine=torchtitan -> : must be dp or megatron or veomni:
 +async_dapo.rollout_n=8 -> : no option of this recipe; set verl's
 +async_dapo.reward.retries=2 -> : unknown option; known:
 async_dapo.reward=null -> async_dapo.reward=None: must hold options
-async_dapo.importance_sampling=balance -> : must be one of bypass, decoupled, mixture, none, or null
+async_dapo.importance_sampling=balance -> : must be one of bypass, decoupled, mixture, none
 async_dapo.stop_rule=fifoo -> : must be one of first_completed, fifo, drain; did you mean fifo\\?
 async_dapo.rollout_pool_size=much -> : must be a whole number >= 1, or auto, or null
 data.val_max_samples=${nowhere} -> data.val_max_samples=<unreadable>:

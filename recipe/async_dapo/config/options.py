@@ -1,9 +1,10 @@
 """The recipe's options: Hydra node `async_dapo` -> frozen dataclasses, validated once.
 
 Options that belong together are parts of `AsyncDAPOConfig`; those of a decision are in `core/`, with it. An option's
-range is part of its type. What does not go together is a row of `startup/rules.py`.
+range is part of its type. What does not go together is a row of `TOGETHER`.
 """
 
+import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,8 +30,10 @@ from .values import (
     OnRewardError,
     Placement,
     RolloutStrategy,
+    Rule,
     Seconds,
     Share,
+    check_rules,
     number,
     parse_options,
 )
@@ -156,6 +159,38 @@ def needs_bypass_loss(correction: DictConfig) -> bool:
     return correction.rollout_rs is not None or correction.loss_type != "ppo_clip"
 
 
+_SEPARATE = "with async_dapo.placement=separate: "
+# What does not go together, for the planner too. Facts are the options. Engines of placement=separate go on while the
+# trainer trains.
+# fmt: off
+TOGETHER = (
+    Rule("algorithm.filter_groups.metric", lambda it: it.filter.metric == "",
+         "name a metric of the reward function's result, such as acc, or set algorithm.filter_groups.enable=False"),
+    Rule("actor_rollout_ref.rollout.n", lambda it: it.filter.metric is not None and it.rollout_n == 1,
+         "a group of one never varies: the filter drops all; set n >= 2, or algorithm.filter_groups.enable=False"),
+    Rule("async_dapo.selection.by", lambda it: it.selection.records and it.filter.metric is None,
+         "a history counts by the filter's metric; set algorithm.filter_groups.enable=True, or by=uniform and "
+         "history_file=null"),
+    Rule("async_dapo.max_tokens_per_round",
+         lambda it: it.max_tokens_per_round is not None and it.rollout_strategy is not RolloutStrategy.PARTIAL,
+         "async_dapo.rollout_strategy={it.rollout_strategy} cannot set a trajectory aside; choose partial, or leave it "
+         "null"),
+    Rule("async_dapo.rollout_strategy", lambda it: it.is_separate and not it.keeps_tokens,
+         _SEPARATE + "would throw tokens away, and no step stops the engines; choose another strategy"),
+    Rule("async_dapo.max_staleness", lambda it: it.is_separate and it.max_staleness == 0,
+         _SEPARATE + "engines would wait for every training step; set it to 1 or more"),
+    Rule("async_dapo.stop_rule", lambda it: it.is_separate and it.keeps_tokens and it.max_staleness != 0
+         and it.stop_rule is not StopRuleName.FIRST_COMPLETED,
+         _SEPARATE + "no step stops the engines, and the oldest groups are trained first; leave it null"),
+    Rule("async_dapo.max_tokens_per_round", lambda it: it.is_separate and it.max_tokens_per_round is not None,
+         _SEPARATE + "a round has no end; leave it null"),
+    Rule("async_dapo.over_sampling_batch_size",
+         lambda it: it.is_separate and (it.over_sampling().batch_size or math.inf) <= it.target_valid_groups,
+         _SEPARATE + "the batch in training counts: engines would begin nothing; set auto, or more than "
+         "data.train_batch_size={it.target_valid_groups}"),
+)
+# fmt: on
+
 # Fields of `AsyncDAPOConfig` that are numbers of verl's, each >= 1.
 OF_VERL = {
     "target_valid_groups": "data.train_batch_size",  # B
@@ -221,7 +256,9 @@ class AsyncDAPOConfig:
         node["filter"] = FilterConfig(
             metric=groups.metric or "" if groups.enable else None, max_num_gen_batches=max(0, limit)
         )
-        return parse_options(cls, node | {"reward_function": _reward_function(config)}, "async_dapo.")
+        parsed = parse_options(cls, node | {"reward_function": _reward_function(config)}, "async_dapo.")
+        check_rules(TOGETHER, parsed, config)
+        return parsed
 
     @property
     def is_separate(self) -> bool:

@@ -334,8 +334,8 @@ def _check_storage(config: DictConfig, options: AsyncDAPOConfig, *, validated: i
         raise refused(
             config,
             "transfer_queue.backend.SimpleStorage.total_storage_size",
-            f"must be >= {needed} trajectories: of {held} groups that may be carried over, of data.train_batch_size and of "
-            f"a validation ({validated}; data.val_batch_size divides it)",
+            f"must be >= {needed} trajectories: of {held} groups that may be kept, of data.train_batch_size and of a "
+            f"validation ({validated}; data.val_batch_size divides it)",
         )
 
 

@@ -33,7 +33,6 @@ from ..config.values import (
     ConfigError,
     Drafts,
     ImportanceSampling,
-    RolloutStrategy,
     Rule,
     SpeculativeConfig,
     check_choice,
@@ -42,7 +41,6 @@ from ..config.values import (
     own_head_drafts,
 )
 from ..core.leases import MAX_PENDING_CALLS, server_calls
-from ..core.stop_rules import StopRuleName
 from .verl_options import MEGATRON_SIZES, VEOMNI_SIZE, listed
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
@@ -237,7 +235,6 @@ _CONTRADICTS = "contradicts async_dapo.importance_sampling={it.options.importanc
 _STRATEGY = "async_dapo.rollout_strategy={it.options.rollout_strategy} keeps the "
 _PLACE = "async_dapo.drafts={it.options.drafts} takes its place; leave one of them out"
 _PACKAGE = f"vLLM needs a package for it; run: pip install {SUFFIX_PACKAGE}"
-_SEPARATE = "with async_dapo.placement=separate: "
 
 # fmt: off
 RULES: tuple[Rule, ...] = (
@@ -290,13 +287,6 @@ RULES: tuple[Rule, ...] = (
          "with adv_estimator=gae verl gives trajectories the advantages of others, and else ignores it; set False"),
     Rule("algorithm.filter_groups.metric", lambda it: it.options.filter.metric in PENALISED_METRICS,
          "holds the overlong penalty, with which an all-wrong group passes the filter; name a raw metric, such as acc"),
-    Rule("algorithm.filter_groups.metric", lambda it: it.options.filter.metric == "",
-         "name a metric of the reward function's result, such as acc, or set algorithm.filter_groups.enable=False"),
-    Rule(_ROLLOUT + "n", lambda it: it.options.filter.metric is not None and it.options.rollout_n == 1,
-         "a group of one never varies: the filter drops all; set n >= 2, or algorithm.filter_groups.enable=False"),
-    Rule("async_dapo.selection.by", lambda it: it.options.selection.records and it.options.filter.metric is None,
-         "a history counts by the filter's metric; set algorithm.filter_groups.enable=True, or by=uniform and "
-         "history_file=null"),
     Rule("algorithm.adv_estimator", lambda it: it.algorithm.adv_estimator == "opo" and it.withholds,
          f"weighs rewards by lengths, which lose tokens {_OLD}; set async_dapo.max_staleness=null, or another one"),
     Rule("algorithm.use_kl_in_reward", lambda it: it.algorithm.use_kl_in_reward and it.withholds,
@@ -352,29 +342,10 @@ RULES: tuple[Rule, ...] = (
     Rule("async_dapo.max_loads_per_server", lambda it: (it.options.max_loads_per_server or 0) >= it.server_calls,
          "must be below the {it.server_calls} concurrent calls of a vLLM server actor, or weight updates and the stop "
          f"wait behind generation; lower it, or raise {_ROLLOUT}max_num_seqs"),
-    Rule("async_dapo.max_tokens_per_round",
-         lambda it: it.options.max_tokens_per_round is not None
-         and it.options.rollout_strategy is not RolloutStrategy.PARTIAL,
-         "async_dapo.rollout_strategy={it.options.rollout_strategy} cannot set a trajectory aside; choose partial, or "
-         "leave it null"),
 
     Rule(_ROLLOUT + "nnodes", lambda it: it.options.is_separate is not bool(it.rollout.nnodes),
          "are the nodes of engines with async_dapo.placement=separate (>= 1), and 0 with colocated; it is "
          "{it.options.placement}"),
-    Rule("async_dapo.rollout_strategy", lambda it: it.options.is_separate and not it.options.keeps_tokens,
-         _SEPARATE + "would throw tokens away, and no step stops the engines; choose another strategy"),
-    Rule("async_dapo.max_staleness", lambda it: it.options.is_separate and it.options.max_staleness == 0,
-         _SEPARATE + "engines would wait for every training step; set it to 1 or more"),
-    Rule("async_dapo.stop_rule", lambda it: it.options.is_separate and it.options.keeps_tokens
-         and it.options.max_staleness != 0 and it.options.stop_rule is not StopRuleName.FIRST_COMPLETED,
-         _SEPARATE + "no step stops the engines, and the oldest groups are trained first; leave it null"),
-    Rule("async_dapo.max_tokens_per_round",
-         lambda it: it.options.is_separate and it.options.max_tokens_per_round is not None,
-         _SEPARATE + "a round has no end; leave it null"),
-    Rule("async_dapo.over_sampling_batch_size", lambda it: it.options.is_separate
-         and (it.options.over_sampling().batch_size or math.inf) <= it.options.target_valid_groups,
-         _SEPARATE + "the batch in training counts: engines would begin nothing; set auto, or more than "
-         "data.train_batch_size={it.options.target_valid_groups}"),
     *(Rule(_ROLLOUT + "tensor_model_parallel_size",
            partial(lambda it, own: it.options.is_separate is own and it.engine_gpus % it.gpus_per_engine, own=own),
            "engines of {it.gpus_per_engine} GPUs do not divide the {it.engine_gpus} of "
@@ -389,7 +360,7 @@ RULES: tuple[Rule, ...] = (
     *(Rule(_MODEL + name,
            partial(lambda it, name: it.options.is_separate and it.get(_MODEL + name) and not it.model.lora.merge,
                    name=name),
-           _SEPARATE + "engines get whole weights; set actor_rollout_ref.model.lora.merge=True")
+           "with async_dapo.placement=separate engines get whole weights; set actor_rollout_ref.model.lora.merge=True")
       for name in ("lora_rank", "lora.rank")),
     Rule(_MODEL + "lora_rank", lambda it: it.model_engine == "veomni" and it.model.lora_rank,
          "verl's VeOmni engine does not bring adapters to the engines; set 0, or model_engine=dp"),
