@@ -9,8 +9,8 @@ from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 from docs.declared import OPTIONS_FILE, declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig, checkpoints_to_keep
-from recipe.async_dapo.config.values import alternatives
-from recipe.async_dapo.startup.verl_options import NUMBERS
+from recipe.async_dapo.config.values import ConfigErrors, alternatives
+from recipe.async_dapo.startup.verl_options import NUMBERS, check_numbers
 
 from ..support.composed_runs import ComposeRun, of_options
 
@@ -90,14 +90,22 @@ def with_value(run: ComposeRun, key: str, value: str) -> DictConfig:
     return run(*(critic if key.startswith("critic.") else sampled if samples else ()), f"++{key}={value}")
 
 
+@pytest.mark.parametrize("column", range(len(VALUES)), ids=VALUES)
+def test_verls_numbers_out_of_range_are_refused_by_name(run, column):
+    wrong = [key for key in NUMBERS if ROWS[key][column] == "x"]
+    with pytest.raises(ConfigErrors) as found:
+        check_numbers(run(*(f"++{key}={VALUES[column]}" for key in wrong)))
+    assert {error.args[0] for error in found.value.errors if ": must " in str(error)} >= set(wrong)
+
+
 @pytest.mark.parametrize("key", ROWS)
 def test_a_value_is_taken_or_refused_by_name_as_the_table_says(run, key):
     for value, cell in zip(VALUES, ROWS[key], strict=True):
-        errors = of_options(with_value(run, key, value))
-        if cell == "x":
+        if cell == "o":
+            assert not of_options(with_value(run, key, value)), value
+        elif key not in NUMBERS:
+            errors = of_options(with_value(run, key, value))
             assert any(error.startswith(f"{key}=") and ": must " in error for error in errors), (value, errors)
-        else:
-            assert not errors, value
 
 
 def test_the_table_has_every_number_that_is_checked_and_every_option_of_the_recipe(run):
