@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from docs.support import BY_HAND, READ, REFUSED, SUPPORT
 from recipe.async_dapo.config.options import TOGETHER, AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, ConfigErrors
 from recipe.async_dapo.startup import rules
@@ -29,6 +30,7 @@ from recipe.async_dapo.startup.verl_options import (
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.composed_runs import compose_run, of_options, valid_overrides
+from ..support.documents import ROOT
 
 # A line for each row of `RULES` and `TOGETHER`, in order: overrides that it refuses -> what makes them right. `-name`
 # is a package that is missing. Keys are shortened as in `FULL`, several overrides as in `SHORT`.
@@ -217,6 +219,15 @@ def test_what_is_in_no_table_is_refused_too(run, line):
     beginning = re.escape(overrides[0].lstrip("+")) + said if said.startswith(":") else said
     errors = of_options(run(*overrides))
     assert [error for error in errors if re.match(beginning, error, re.DOTALL)], errors
+
+
+@pytest.mark.parametrize(("what", "how", "by"), [row[1:] for row in SUPPORT if row[2] != BY_HAND], ids=str)
+def test_a_row_of_what_is_supported_says_what_its_test_or_a_check_says(run, what, how, by):
+    if how == REFUSED:
+        assert of_options(run(*by.split())), f"{what} is not refused"
+    else:
+        assert (ROOT / "tests" / by).is_file()
+        assert how == READ or not of_options(run()), what
 
 
 @pytest.mark.parametrize(("engine", "default"), [(name, known[0]) for name, known in TRAINING_ENGINES.items()])

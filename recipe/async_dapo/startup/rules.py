@@ -265,7 +265,7 @@ RULES: tuple[Rule, ...] = (
            "must divide data.train_batch_size={it.options.target_valid_groups}: verl would pad the last one")
       for model in ("actor", "critic")),
     *(Rule(_MODELS[model] + "ppo_mini_batch_size", partial(_splits_unevenly, model=model),
-           f"times rollout.n={{it.options.rollout_n}} must be a multiple of the {{it.ranks[{model}]}} training ranks")
+           f"times rollout.n={{it.options.rollout_n}} must be a multiple of {{it.ranks[{model}]}} data-parallel ranks")
       for model in ("actor", "critic")),
     *(Rule(sizes + "micro_batch_size_per_gpu", partial(_is_uneven, model=model, sizes=sizes, dynamic=dynamic),
            f"must divide the trajectories that a rank gets; or set {dynamic}=True")
