@@ -11,7 +11,7 @@ from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSumm
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
-VERDICTS = st.sampled_from([*Verdict, *[Verdict.VALID] * 5])
+VERDICTS = st.sampled_from([*Verdict, *[Verdict.VALID] * 4, *[Verdict.FILTERED] * 2])
 
 
 def make_round(
