@@ -258,10 +258,10 @@ class AsyncDAPOTrainer(PPOTrainer):
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         actor, ranks = self.config.actor_rollout_ref.actor, 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
         rows = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-        if ranks > 1 and rows < len(batch) and not actor.shuffle:
+        if rows < len(batch) and not actor.shuffle:
             work = calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
-            equal = partial(get_seqlen_balanced_partitions, equal_size=True)
-            batch.reorder(balanced_order(batch.keys, work, ranks=ranks, rows=rows, partition=equal))
+            padding, equal = map(store.is_padding, batch.tags), partial(get_seqlen_balanced_partitions, equal_size=True)
+            batch.reorder(balanced_order(batch.keys, work, [*padding], ranks=ranks, rows=rows, partition=equal))
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
