@@ -10,8 +10,7 @@ from omegaconf import OmegaConf
 
 from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.record.checkpoint_folder import verify
-from recipe.async_dapo.record.data_history import fingerprint
-from recipe.async_dapo.record.history import KEY, load_history, write_history
+from recipe.async_dapo.record.history import KEY, fingerprint, load_history, write_history
 from recipe.async_dapo.startup.output_check import NEWEST_FILE
 from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT

@@ -6,8 +6,7 @@ import pytest
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.prompt_history import PassCount
-from recipe.async_dapo.record.data_history import fingerprint, read_history
-from recipe.async_dapo.record.history import KEY, write_history
+from recipe.async_dapo.record.history import KEY, fingerprint, read_history, write_history
 from recipe.async_dapo.startup.preflight import check_all
 
 from ..support.composed_runs import refusal

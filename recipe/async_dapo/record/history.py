@@ -1,9 +1,13 @@
-"""The file of prompts' histories: JSON, plain data. A run writes it, the next run and the planner read it."""
+"""The file of prompts' histories: JSON, plain data. A run writes it, the next run on the same data reads it."""
 
+import hashlib
+import os
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from omegaconf import DictConfig, ListConfig
+from verl.utils.fs import copy_to_local
 
 from ..config.values import ConfigError
 from ..core.prompt_history import PassCount
@@ -22,11 +26,37 @@ class HistoryFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompts: dict[str, PassCount]
 
 
-def load_history(path: str, *, key: str = KEY) -> HistoryFile:
-    """
-    Args:
-        key: the option that names the file.
+def fingerprint(config: DictConfig) -> str:
+    """Of the content of `data.train_files`, wherever they are and whatever they are called."""
+    names = config.data.train_files
+    hasher = hashlib.blake2b(digest_size=16)
+    for name in names if isinstance(names, list | ListConfig) else [names]:
+        with open(os.path.expanduser(copy_to_local(name)), "rb") as file:
+            hasher.update(hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest())
+    return hasher.hexdigest()
 
+
+def read_history(path: str, config: DictConfig) -> dict[str, PassCount]:
+    """What the file says; nothing if it does not exist yet.
+
+    Raises:
+        ConfigError: if it is something else, or the history of another data set.
+    """
+    if not Path(path).expanduser().exists():
+        return {}
+    history = load_history(path)
+    if history.data_set != (expected := fingerprint(config)):
+        raise ConfigError(
+            KEY,
+            path,
+            f"is the history of another data set ({history.data_set}; data.train_files have {expected}); name another "
+            "file, which is written anew, or train on that data",
+        )
+    return history.prompts
+
+
+def load_history(path: str) -> HistoryFile:
+    """
     Raises:
         ConfigError: if it is missing, too long, or something else.
     """
@@ -36,11 +66,8 @@ def load_history(path: str, *, key: str = KEY) -> HistoryFile:
             raise ValueError(f"more than {MAX_BYTES} bytes")
         return msgspec.json.decode(file.read_bytes(), type=HistoryFile)
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            key,
-            path,
-            f"is not what this recipe wrote ({error}); delete it, or name a file that a run has written as {KEY}",
-        ) from error
+        remedy = f"is not what this recipe wrote ({error}); delete it, or name a file that a run has written as {KEY}"
+        raise ConfigError(KEY, path, remedy) from error
 
 
 def write_history(path: str, prompts: dict[str, PassCount], data_set: str) -> None:

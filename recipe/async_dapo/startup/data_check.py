@@ -21,8 +21,7 @@ from omegaconf import DictConfig
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, refused
-from ..record.data_history import read_history
-from ..record.history import KEY
+from ..record.history import KEY, read_history
 from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, first_line, shipped_modules, tool_schemas
 from .data_files import ANSWER, SAMPLE_ROWS, SOURCE, UNSEEN, DataFiles, local_files
 from .model_check import load_by_verl

@@ -62,8 +62,7 @@ from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
 from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, Disk, means_full, read_pool, saving
-from ..record.data_history import fingerprint, read_history
-from ..record.history import write_history
+from ..record.history import fingerprint, read_history, write_history
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase
