@@ -106,7 +106,6 @@ def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_fir
 
 WAITS = """
 import asyncio
-import functools
 
 async def compute_score(solution_str, scale):
     match solution_str:
