@@ -18,7 +18,10 @@ LEDGER = "till.jsonl"  # of every charge, a line
 DIARY = "loops.jsonl"  # of every interruption and every end of an agent loop
 PROCESSES = "processes.jsonl"  # that loops have started
 
-SLOW_S = 12.0  # so that some are under way whenever a round ends
+SLOW_S = 12.0  # at most
+LOOKS_EVERY_S = 0.1
+
+_over_a_step = asyncio.Lock()  # of the one call that waits for it, in each process
 
 
 class ServerDied(RuntimeError):
@@ -45,11 +48,17 @@ def recover(call: str) -> str:
 
 
 @unknown_calls("fail_trajectory", recover)
-async def pay(length: int, takes_s: float) -> str:
-    """Here."""
+async def pay(length: int, may_wait: bool) -> str:
+    """Here. One call at a time waits for the end of the step, so that one is under way when the round ends."""
     answer = till_server.answer_to(length)
     till_server.write_line(str(_folder() / LEDGER), call=call_id(), answer=answer, died=False)
-    await asyncio.sleep(takes_s)
+    if may_wait and not _over_a_step.locked():
+        async with _over_a_step:
+            step = _steps()
+            for _ in range(int(SLOW_S / LOOKS_EVERY_S)):
+                await asyncio.sleep(LOOKS_EVERY_S)
+                if _steps() != step:
+                    break
     return answer
 
 
@@ -79,6 +88,12 @@ class Server:
         command = [sys.executable, "-I", till_server.__file__, str(self._socket), str(_folder() / LEDGER)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None and self._process.stdout.readline() == "ready\n"
+
+
+def _steps() -> int:
+    """Steps that this life of the run has trained."""
+    file = _folder() / "metrics.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
 
 
 def _folder() -> Path:

@@ -64,8 +64,7 @@ class NextProblemLoop(ToolAgentLoop):
                     await total.add(len(answer))  # and has more to run
                 if dialogue.turns == TURNS or dialogue.is_full:
                     return dialogue.output()
-                is_slow = is_training and len(answer) % 5 == 0  # a validation is not kept waiting
-                problem = await recorded(till.pay, len(answer), till.SLOW_S if is_slow else 0.0)
+                problem = await recorded(till.pay, len(answer), may_wait=is_training)
                 await dialogue.tell(problem)
         finally:
             if total is not None:

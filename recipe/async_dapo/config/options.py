@@ -177,7 +177,7 @@ TOGETHER = (
         "async_dapo.selection.by",
         lambda it: it.selection.records and it.filter.metric is None,
         "a history counts answers by the filter's metric, and there is no filter; set "
-        "algorithm.filter_groups.enable=True and algorithm.filter_groups.metric, or by=uniform and history_file=null",
+        "algorithm.filter_groups.enable=True and algorithm.filter_groups.metric, or by=uniform",
     ),
     Rule(
         "async_dapo.max_tokens_per_round",
