@@ -20,6 +20,7 @@ from ..support.client_world import (
     PROMPT,
     World,
     assert_whole,
+    cancel_at,
     ending_of,
     stopped_at,
     world,
@@ -136,10 +137,24 @@ async def test_given_any_events_at_any_time_then_the_turn_is_whole_in_the_end_an
     status = await it.balancer.get_status()
     assert (status["total_inflight"], status["queued"]) == (0, 0)
     living = [it.servers[name] for name, handle in it.handles.items() if not handle.is_dead]
-    assert not any(server.running or server.ended for server in living)
+    assert not any(server.running for server in living)
     if kinds in (["cancel"], ["stop"]):
         generated = [len(tokens) for server in living for tokens in server.generated.values()]
         assert sum(generated) == LENGTH_TOK, "a token was lost, and generated again"
+
+
+async def test_given_a_connection_that_stays_broken_when_it_is_back_then_the_lost_request_ends_and_its_lease_returns():
+    it = World({"a": ScriptedServer(100)})
+    asyncio.get_running_loop().call_at(3.0, it.handles["a"].cut_off, 5.0)
+    turn = asyncio.create_task(it.generate())
+    await asyncio.sleep(7.5)
+    assert len(it.servers["a"].running) == 1
+    assert (await it.balancer.get_status())["total_inflight"] >= 1  # it still takes a place
+    await asyncio.sleep(5.0)
+    (lost,) = it.servers["a"].generated.values()
+    assert len(lost) < 10
+    assert len(it.servers["a"].running) == (await it.balancer.get_status())["total_inflight"] == 1
+    await turn
 
 
 PIECE_TOK = 4
@@ -169,7 +184,7 @@ async def test_given_a_call_that_wants_no_log_probs_then_it_gets_none_and_the_re
 async def test_given_a_server_that_ignores_aborts_when_cancelled_then_it_ends_as_cancelled_within_the_time_limit():
     it = World({"a": ScriptedServer(10_000, hangs=True)}, response_length=10_000)
     task = asyncio.create_task(ending_of(it.generate()))
-    asyncio.get_running_loop().call_at(3.0, task.cancel)
+    cancel_at([3.0], task)
     ending = await ending_of(task)
     assert isinstance(ending or task.result(), asyncio.CancelledError)
     assert now_s() <= 3 + CLEANUP_TIMEOUT_S + 1
@@ -254,3 +269,33 @@ async def test_given_a_server_when_a_request_ends_then_its_last_output_has_what_
     assert piece.stop_reason == "more" and "num_cached_tokens" not in piece.extra_fields
     last = await server.reattach("request")
     assert last.stop_reason == "completed" and last.extra_fields["num_cached_tokens"] == 0
+
+
+def test_given_a_frozen_request_when_its_resumption_is_cancelled_at_every_await_then_nothing_is_lost_or_leaks() -> None:
+    async def main(points: frozenset[int]) -> int:
+        it = world(pause_mode="keep")
+        assert len(await stopped_at(it, 3.0)) == 1
+        resumption = Suspensions(it.generate(), cancel_at=points)
+        ending = await asyncio.create_task(ending_of(resumption))
+        assert isinstance(ending, asyncio.CancelledError) == bool(points)
+        await asyncio.sleep(4 * LATENCY_S)
+        running = sum(len(server.running) for server in it.servers.values())
+        assert (await it.balancer.get_status())["total_inflight"] == running, "a request without a lease"
+        [turn] = it.trajectory.turns
+        assert running == (turn.attachment is not None)
+        if turn.attachment is not None:
+            it.client.abandon([turn.attachment])
+            turn.attachment = None
+        await asyncio.sleep(50)
+        status = await it.balancer.get_status()
+        assert (status["total_inflight"], status["queued"]) == (0, 0)
+        assert not any(server.running for server in it.servers.values())
+        assert it.trajectory.raw_response_ids == ALL_TOKENS[: len(it.trajectory.raw_response_ids)]
+        assert_whole(await it.generate())
+        return resumption.count
+
+    count = simulate(main(frozenset()))
+    assert count >= 2
+    for first in range(count):
+        simulate(main(frozenset({first})))
+        simulate(main(frozenset({first, first + 1})))

@@ -18,12 +18,17 @@ from ..support.simulation import now_s, settle, simulate
 
 
 class FakeBalancer:
-    """Knows only how to stop, which takes a while."""
+    """Knows only how to stop, which takes a while or fails."""
 
-    def __init__(self, takes_s: float = 0.0) -> None:
+    def __init__(self, takes_s: float = 0.0, error: Exception | None = None) -> None:
+        self.stops_s: list[float] = []
         self._takes_s = takes_s
+        self._error = error
 
     async def stop(self) -> float:
+        self.stops_s.append(now_s())
+        if self._error is not None:
+            raise self._error
         await asyncio.sleep(self._takes_s)
         return self._takes_s
 
@@ -41,6 +46,32 @@ async def take(it: RollingCoordinator, round_id: str = "step-1", worker: int = 0
 
 def coordinator(balancer: FakeBalancer | None = None) -> RollingCoordinator:
     return RollingCoordinator(FakeHandle(balancer or FakeBalancer()))
+
+
+async def test_given_the_last_valid_report_when_it_arrives_then_everybody_knows_without_the_clock_moving() -> None:
+    balancer = FakeBalancer(takes_s=0.0)
+    it = coordinator(balancer)
+    await it.open_round(spec(), tickets("a", "b", "c"))
+    assert not await it.should_stop_generation()
+    taken = [await take(it, worker=worker) for worker in (0, 1, 0)]
+    assert taken == ["a", "b", "c"]
+    lanes = [asyncio.create_task(it.take_group("step-1", worker)) for worker in (0, 1)]
+    watchers = [asyncio.create_task(it.wait_stopped("step-1")) for _ in range(8)]
+    event = asyncio.create_task(it.next_event("step-1"))
+    await asyncio.sleep(1000)
+    await it.report_completion("step-1", ended("c"))
+    await asyncio.sleep(1000)
+    assert not event.done() and not any(task.done() for task in lanes + watchers)
+    last_report_s = now_s()
+    await it.report_completion("step-1", ended("a"))
+    assert await event is RoundEvent.STOPPED
+    assert [await lane for lane in lanes] == [None, None]
+    await asyncio.wait(watchers)
+    assert now_s() == last_report_s and balancer.stops_s == [last_report_s]
+    assert await it.should_stop_generation()
+    summary = await it.close_round("step-1")
+    assert summary.taken_unreported == ("b",)
+    assert summary.stop_latency_s < 1
 
 
 async def test_given_engines_that_take_time_to_stop_then_workers_know_at_once_and_the_trainer_when_all_are_idle():
@@ -103,6 +134,16 @@ async def test_given_a_validation_then_each_part_of_it_is_told_once_and_the_last
         assert bool(caplog.messages) == (done * VALIDATION_LINES >= trajectories)
     assert len(caplog.messages) == len(set(caplog.messages)) == min(VALIDATION_LINES, trajectories)
     assert caplog.messages[-1].endswith(f" validating {trajectories}/{trajectories}")
+
+
+async def test_given_a_balancer_that_fails_to_stop_the_engines_then_the_trainer_gets_the_error() -> None:
+    it = coordinator(FakeBalancer(error=RuntimeError("no answer")))
+    await it.open_round(spec(target_valid_groups=1), tickets("a"))
+    await it.take_group("step-1", 0)
+    await it.report_completion("step-1", ended("a"))
+    for call in (it.next_event("step-1"), it.close_round("step-1")):
+        with pytest.raises(RuntimeError, match="no answer"):
+            await call
 
 
 def test_given_a_round_that_is_not_open_when_groups_are_added_then_it_is_an_error() -> None:

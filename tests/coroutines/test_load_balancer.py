@@ -1,46 +1,21 @@
 """The load balancer actor as a plain class: waiters, stops, and servers that leave, die or cannot be reached."""
 
 import asyncio
-from collections.abc import Iterable
 from random import Random
-from typing import Any
 
 import pytest
 
 from benchmarks.support.router import router_options
-from recipe.async_dapo.core.balance import Returned
 from recipe.async_dapo.engines import server as server_module
 from recipe.async_dapo.engines.lives import EngineLives
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.engines.server_actor import ServerActor
 
+from ..support.balancer_world import acquire, balancer, handles, is_quiet, release
 from ..support.client_world import LENGTH_TOK, assert_whole, world
 from ..support.fakes import FakeHandle, ScriptedServer, token_at
 from ..support.scripted_engine import ScriptedEngine, start_server
-from ..support.simulation import at_each, settle
-
-
-def handles(names: Iterable[str], **options: Any) -> dict[str, FakeHandle]:
-    return {name: FakeHandle(ScriptedServer(), **options) for name in names}
-
-
-def balancer(names: Iterable[str] = "ab", *, capacity: int = 1, **options: Any) -> GlobalLoadBalancer:
-    return GlobalLoadBalancer(handles(names), router_options(capacity, **options))
-
-
-async def release(lb: GlobalLoadBalancer, *lease_ids: str) -> None:
-    await lb.give_back([Returned(lease_id=lease_id) for lease_id in lease_ids])
-
-
-def acquire(lb: GlobalLoadBalancer, lease_id: str) -> asyncio.Task[Any]:
-    return asyncio.create_task(lb.lease("request", lease_id))
-
-
-async def is_quiet(lb: GlobalLoadBalancer) -> None:
-    await settle()
-    status = await lb.get_status()
-    assert (status["total_inflight"], status["queued"]) == (0, 0)
-    assert not lb._waiters
+from ..support.simulation import at_each, now_s, settle
 
 
 class Operated:
@@ -151,6 +126,21 @@ async def test_given_requests_of_a_group_when_siblings_are_to_be_kept_together_t
     await release(lb, *names)
 
 
+async def test_given_4096_waiters_when_a_lease_is_released_then_the_next_one_has_it_at_once() -> None:
+    lb = balancer()
+    waiters = [acquire(lb, f"lease-{k}") for k in range(4098)]
+    await settle()
+    assert [waiter.done() for waiter in waiters[:3]] == [True, True, False]
+    before_s = now_s()
+    await release(lb, "lease-0")
+    assert await waiters[2] is not None
+    assert now_s() == before_s
+    await lb.stop()
+    assert [await waiter for waiter in waiters[3:]] == [None] * 4095
+    await release(lb, *(f"lease-{k}" for k in range(4098)))
+    await is_quiet(lb)
+
+
 async def test_given_a_lease_that_waits_when_the_same_one_is_requested_again_then_the_first_is_not_harmed() -> None:
     lb = balancer("a")
     await lb.lease("request", "holder")
@@ -221,17 +211,6 @@ async def test_given_an_engine_of_two_nodes_when_one_s_server_dies_while_nothing
     await settle()
     lost = await lb.lost_engines()
     assert list(lost) == ["a"] and lost["a"].startswith("engine 0 died: ") and engines["a"].is_dead
-
-
-async def test_given_an_engine_that_is_lost_while_all_are_told_then_what_it_has_said_counts_for_nothing() -> None:
-    engines = handles("a") | handles("b", latency_s=1.0)
-    lb = GlobalLoadBalancer(engines, router_options(1))
-    stopping = asyncio.create_task(lb.stop())
-    await asyncio.sleep(1)
-    lb._lives.lose("a", "leaves")
-    await stopping
-    stats = await lb.take_stats()
-    assert stats.loads.keys() == {"b"} and stats.servers == 1
 
 
 async def test_given_an_agent_loop_that_generates_twice_in_parallel_under_one_id_then_both_answers_are_whole() -> None:

@@ -22,6 +22,7 @@ LENGTH_TOK = 6
 ALL_TOKENS = [token_at(PROMPT, k) for k in range(LENGTH_TOK)]
 LATENCY_S = 0.25
 DONE_S = 6 * LATENCY_S + LENGTH_TOK  # `lease`, `server` and `generate`, there and back
+GRID_S = [k / 8 for k in range(int(8 * DONE_S) + 2)]
 CLEANUP_TIMEOUT_S = 30.0
 
 
@@ -105,3 +106,8 @@ async def ending_of(awaitable: Awaitable[Any]) -> BaseException | None:
     except (Exception, asyncio.CancelledError) as error:
         return error
     return None
+
+
+def cancel_at(times_s: list[float], task: asyncio.Task[Any]) -> None:
+    for time_s in times_s:
+        asyncio.get_running_loop().call_at(time_s, task.cancel)
