@@ -77,7 +77,7 @@ TABLE = {
         async_dapo.max_partial_share
     """,
     "x x o x o": """
-        async_dapo.selection.history_file async_dapo.report_dir async_dapo.recorder
+        async_dapo.report_dir async_dapo.recorder
     """,
 }
 ROWS = {key: [*cells.split(), "x"] for cells, keys in TABLE.items() for key in keys.split()}

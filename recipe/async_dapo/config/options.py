@@ -169,8 +169,7 @@ TOGETHER = (
     Rule("actor_rollout_ref.rollout.n", lambda it: it.filter.metric is not None and it.rollout_n == 1,
          "a group of one never varies: the filter drops all; set n >= 2, or algorithm.filter_groups.enable=False"),
     Rule("async_dapo.selection.by", lambda it: it.selection.records and it.filter.metric is None,
-         "a history counts by the filter's metric; set algorithm.filter_groups.enable=True, or by=uniform and "
-         "history_file=null"),
+         "a history counts by the filter's metric; set algorithm.filter_groups.enable=True, or by=uniform"),
     Rule("async_dapo.max_tokens_per_round",
          lambda it: it.max_tokens_per_round is not None and it.rollout_strategy is not RolloutStrategy.PARTIAL,
          "async_dapo.rollout_strategy={it.rollout_strategy} cannot set a trajectory aside; choose partial, or leave it "

@@ -4,7 +4,6 @@ render them. Also the file of prompts' histories.
 
 import asyncio
 import math
-import os
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
@@ -21,8 +20,6 @@ from omegaconf import DictConfig
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, refused
-from ..record.data_history import read_history
-from ..record.history import KEY
 from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, first_line, shipped_modules, tool_schemas
 from .data_files import ANSWER, SAMPLE_ROWS, SOURCE, UNSEEN, DataFiles, local_files
 from .model_check import load_by_verl
@@ -337,21 +334,3 @@ def _check_storage(config: DictConfig, options: AsyncDAPOConfig, *, validated: i
             f"must be >= {needed} trajectories: of {held} groups that may be kept, of data.train_batch_size and of a "
             f"validation ({validated}; data.val_batch_size divides it)",
         )
-
-
-def check_history(config: DictConfig, options: AsyncDAPOConfig) -> str | None:
-    """See that the file of prompts' histories can be read and written, and is of this data set.
-
-    Returns:
-        How many prompts it knows; None without a file.
-
-    Raises:
-        ConfigError: naming the file, what is wrong with it, and the remedy.
-    """
-    path = options.selection.history_file
-    if path is None:
-        return None
-    file = Path(path).expanduser()
-    if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise ConfigError(KEY, path, "must be a file in a folder that exists and can be written to")
-    return f"{len(read_history(path, config))} prompts known"
