@@ -16,15 +16,17 @@ from tensordict import TensorDict
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.protocol import DataProto
 
-from recipe.async_dapo.rollout import started_process
-from recipe.async_dapo.rollout.reward_isolation import isolate_reward
-from recipe.async_dapo.rollout.started_process import RewardProcessDied, RewardProcessKilled, RewardRaised
+from recipe.async_dapo.rollout.reward_isolation import (
+    RewardProcessDied,
+    RewardProcessKilled,
+    RewardRaised,
+    isolate_reward,
+)
 
 from ..support.composed_runs import compose_run, valid_overrides, write_files
 from ..support.scripted_reward import reward_options
 
 TIMEOUT_S = 4.0
-GRACE_S = 1.0  # of coroutines; the recipe's own would be most of this test's time
 PATIENCE_S = 120.0  # what has not ended by then hangs
 REWARD_FUNCTION = """
 import asyncio, ctypes, os, signal, sys
@@ -74,13 +76,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
 def start_worker(config: DictConfig, *overrides: str) -> ActorHandle:
     config = OmegaConf.merge(config, OmegaConf.from_dotlist(["reward.num_workers=1", *overrides]))
     isolate_reward(config, reward_options(timeout_s=TIMEOUT_S, processes=2))
-
-    def shorten_grace(_: RewardLoopWorker) -> None:
-        started_process.GRACE_S = GRACE_S
-
-    worker = ray.remote(num_cpus=0)(RewardLoopWorker).remote(config, None)
-    worker.__ray_call__.remote(shorten_grace)
-    return worker
+    return ray.remote(num_cpus=0)(RewardLoopWorker).remote(config, None)
 
 
 def sample(source: str, folder: Path) -> DataProto:
