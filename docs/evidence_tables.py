@@ -3,6 +3,7 @@
 Rows of single runs stay in the files of `assets/`.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -36,6 +37,10 @@ ACTORS = ["Actor", "In flight", "Servers", "CPU per trajectory [ms]", "Peak memo
 STRATEGIES = ["Task", "Strategy, stop rule", "Accuracy after", "Waste", "Length trained / dispatched"]
 SIDES = {side_by_side.SYNC: "Of sync", side_by_side.SHORT_POLL: "Of colocate_async"}
 STEP, RATE = ["ratio", "lowest", "highest"], ["rate", "rate_lowest", "rate_highest"]
+EQUAL_LIMITS = (
+    ("Step over colocate_async, short pause", side_by_side.SHORT_POLL, STEP, 0.7),
+    ("Step over colocate_async, short pause, with the same options", side_by_side.NO_PASS, STEP, 0.8),
+)
 DRAFT_LIMITS = (
     ("Step over colocate_async, short pause", side_by_side.SHORT_POLL, STEP, 0.72),
     ("Trained tokens/s over colocate_async, short pause", side_by_side.SHORT_POLL, RATE, 1.4),
@@ -170,19 +175,35 @@ def on_policy_measured() -> str:
 
 def drafts_measured() -> str:
     """With drafts, on the real stack: targets, over verl's colocate_async without and with the same; all systems."""
-    runs = side_by_side.read_runs(file="drafts.csv")
-    ratios = side_by_side.ratios(runs).astype({"system": str, "base": str})
-    ours = ratios[ratios["system"] == DRAFTED].set_index("base")
+    return f"{_with_limits('drafts.csv', DRAFTED, '`partial` with drafts', DRAFT_LIMITS)}\n{_in_full_engines()}\n"
+
+
+def equals_measured() -> str:
+    """With verl's own way to leave the pass of log-probs out, on the real stack: in all pairs, counted or not."""
+    return _with_limits("one_update.csv", "partial", "`partial`", EQUAL_LIMITS, most_drift=1.0)
+
+
+def _with_limits(
+    file: str,
+    ours: str,
+    title: str,
+    limits: Sequence[tuple[str, str, list[str], float]],
+    most_drift: float = side_by_side.MOST_DRIFT,
+) -> str:
+    """One of our systems over verl's, in turns, beside its limits; then all systems."""
+    runs = side_by_side.read_runs(file=file)
+    ratios = side_by_side.ratios(runs, most_drift).astype({"system": str, "base": str})
+    over = ratios[ratios["system"] == ours].set_index("base")
     rows = [
         (what, pair["tail"], pair["repetitions"], limit, *pair[columns], _is_met(pair[columns[0]], limit, columns))
-        for what, base, columns, limit in DRAFT_LIMITS
-        for _, pair in ours.loc[[base]].iterrows()
+        for what, base, columns, limit in limits
+        for _, pair in over.loc[[base]].iterrows()
     ]
-    titles = ["`partial` with drafts", "Tail", "Pairs", "Limit", "Measured", "Lowest", "Highest", "Met"]
-    targets = pd.DataFrame(rows, columns=titles)
+    targets = pd.DataFrame(rows, columns=[title, "Tail", "Pairs", "Limit", "Measured", "Lowest", "Highest", "Met"])
     measures = ["Off-policy", "Accuracy after"]
-    systems = _in_turns(runs, side_by_side.SHORT_POLL, title="colocate_async", measures=measures)
-    return f"{markdown(targets)}\n{markdown(systems)}\n{_bounds_of(runs)}.\n\n{_in_full_engines()}\n"
+    base = side_by_side.SHORT_POLL
+    systems = _in_turns(runs, base, title="colocate_async", measures=measures, most_drift=most_drift)
+    return f"{markdown(targets)}\n{markdown(systems)}\n{_bounds_of(runs)}.\n"
 
 
 def _in_full_engines() -> str:
@@ -335,8 +356,8 @@ def learned_on_policy() -> str:
     return _or_none(learning.on_policy(_learned()[0]))
 
 
-def learned_by_decade() -> str:
-    return _or_none(learning.decades_table(_learned()[2]))
+def learned_corrections() -> str:
+    return _or_none(learning.others(_learned()[2]))
 
 
 def learned_by_setting() -> str:
@@ -344,7 +365,7 @@ def learned_by_setting() -> str:
 
 
 def learned_recommendation() -> str:
-    return learning.recommendation(_learned()[2])
+    return learning.recommendation(learning.law(_learned()[2]))
 
 
 def learned_alarm() -> str:

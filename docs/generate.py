@@ -124,8 +124,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/evidence/learning.md": {
         "recommendation": evidence.learned_recommendation,
         "on-policy": evidence.learned_on_policy,
-        "decades": evidence.learned_by_decade,
         "settings": evidence.learned_by_setting,
+        "corrections": evidence.learned_corrections,
         "alarm": evidence.learned_alarm,
         "exact": table(evidence.corrections_exact),
     },
@@ -140,6 +140,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "between rounds": table(evidence.between),
         "front end": table(front_end),
         "on-policy": evidence.on_policy_measured,
+        "equals measured": evidence.equals_measured,
         "drafts measured": evidence.drafts_measured,
         "strategies": table(evidence.strategies_measured),
         "separate": evidence.separate_in_words,

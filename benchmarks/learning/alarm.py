@@ -1,7 +1,7 @@
 """Which rule on what a run measures anyway tells at half time that it will end below its on-policy run.
 
-A rule is one limit of one figure, or two with `and` or `or` between: that with the largest share of bad runs found less
-the share of false alarms. To judge one, it is chosen anew for each seed from the runs of all other seeds.
+A rule is one limit of one figure: that with the largest share of bad runs found less the share of false alarms. To
+judge it, it is chosen anew for each seed from the runs of all other seeds.
 """
 
 import math
@@ -53,18 +53,13 @@ def find(runs: pd.DataFrame, curves: pd.DataFrame, *, below: float) -> Alarm | N
     if is_bad.sum() < _FEWEST or (~is_bad).sum() < _FEWEST or len(set(seeds[is_bad])) < 2:
         return None
     names, fires = _limits(figures(runs, curves))
-    alarms = []
-    for pairs in (False, True):
-        told = np.zeros(len(runs), dtype=bool)
-        for seed in set(seeds):
-            own = seeds == seed
-            first, second, joined = _choose(fires[:, ~own], is_bad[~own], pairs=pairs)
-            told[own] = _told(fires[:, own], first, second, joined)
-        first, second, joined = _choose(fires, is_bad, pairs=pairs)
-        rule = names[first] if first == second else f"{names[first]} {joined} {names[second]}"
-        found, false = int((told & is_bad).sum()), int((told & ~is_bad).sum())
-        alarms.append(Alarm(rule=rule, found=found, bad=is_bad.sum(), false=false, healthy=(~is_bad).sum()))
-    return max(alarms, key=lambda one: one.found / one.bad - one.false / one.healthy)
+    told = np.zeros(len(runs), dtype=bool)
+    for seed in set(seeds):
+        own = seeds == seed
+        told[own] = fires[_best(fires[:, ~own], is_bad[~own])][own]
+    found, false = int((told & is_bad).sum()), int((told & ~is_bad).sum())
+    rule = names[_best(fires, is_bad)]
+    return Alarm(rule=rule, found=found, bad=is_bad.sum(), false=false, healthy=(~is_bad).sum())
 
 
 def _limits(table: pd.DataFrame) -> tuple[list[str], NDArray[np.bool_]]:
@@ -78,21 +73,10 @@ def _limits(table: pd.DataFrame) -> tuple[list[str], NDArray[np.bool_]]:
     return names, np.array(fires)
 
 
-def _choose(fires: NDArray[np.bool_], is_bad: NDArray[np.bool_], *, pairs: bool) -> tuple[int, int, str]:
-    """Two limits, which are one and the same unless `pairs`, and what joins them."""
+def _best(fires: NDArray[np.bool_], is_bad: NDArray[np.bool_]) -> int:
+    """The limit that tells most."""
     worth = is_bad / max(1, is_bad.sum()) - ~is_bad / max(1, (~is_bad).sum())
-    alone = fires @ worth
-    if not pairs:
-        return int(alone.argmax()), int(alone.argmax()), "and"
-    both = (fires * worth) @ fires.T.astype(float)
-    either = alone[:, None] + alone - both
-    joined, score = ("and", both) if both.max() >= either.max() else ("or", either)
-    first, second = np.unravel_index(score.argmax(), score.shape)
-    return int(first), int(second), joined
-
-
-def _told(fires: NDArray[np.bool_], first: int, second: int, joined: str) -> NDArray[np.bool_]:
-    return fires[first] & fires[second] if joined == "and" else fires[first] | fires[second]
+    return int((fires @ worth).argmax())
 
 
 def wilson(count: int, of: int) -> tuple[float, float]:

@@ -8,18 +8,17 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from benchmarks.support import learning_curve
 
 FOLDER = Path(__file__).parents[2] / "assets" / "learning"
 ON_POLICY, DEFAULT = "on-policy", ("partial", "default", "decoupled")
-TASKS = ("addition", "tail 8", "tail 25")
+TASKS, OLDEST = ("addition", "tail 8", "sorting"), "tail 25"
 JOB = ["task", "rate_factor", "updates"]
 CELL = [*JOB, "strategy", "staleness", "correction"]
 SETTING, ROW = CELL[:-1], [*CELL, "seed"]
-NATS = {"k3_kl": "nats", "k3_of_1": "per_version", "staleness_mean": "versions"}
+NATS = {"k3_kl": "nats", "k3_of_1": "per_version", "staleness_mean": "versions"}  # means over a run's steps
 PARTS = {"to_mid": 0.5, "to_late": 0.9}  # of on-policy's gain, that a run takes so many updates for
 SEEDS, FEW = 5, 3  # of a target; below FEW an interval says nothing
 LOST, WITHIN = 0.3, 0.03  # accuracy below on-policy's
@@ -42,19 +41,23 @@ def compared(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     """Runs that have an on-policy run beside them.
 
     Columns that are new or take another's place:
-        gap: accuracy less on-policy's.
-        nats, per_version, versions: median over the validated steps of a batch's mean k3(mu, pi_prox), of its tokens
-            one version old, and of its mean staleness.
+        gap: accuracy less on-policy's, at the end.
+        mean_gap: the same, mean over the validations.
+        nats, per_version, versions: means over the steps of a batch's k3(mu, pi_prox), of its tokens one version old,
+            and of its staleness.
         to_mid, to_late: updates until so much of on-policy's gain is reached, over on-policy's own; infinite if never.
     """
     if runs.empty:
-        return runs.assign(**dict.fromkeys(("gap", *NATS.values(), *PARTS), 0.0))
-    typical = curves.groupby(ROW)[[*NATS]].median().rename(columns=NATS)
-    runs = runs.merge(typical, on=ROW).set_index([*JOB, "seed"])
+        return runs.assign(**dict.fromkeys(("gap", "mean_gap", *NATS.values(), *PARTS), 0.0))
+    runs = runs.rename(columns=NATS).set_index([*JOB, "seed"])
     lines = {key: _curve(own) for key, own in curves.groupby(ROW)}
     on_policy = runs.loc[runs["strategy"] == ON_POLICY, "accuracy"].rename("reached")
     stale = runs[runs["strategy"] != ON_POLICY].join(on_policy, how="inner").reset_index()
     stale["gap"] = stale["accuracy"] - stale["reached"]
+    validated = [*JOB, "seed", "step"]
+    beside = curves[curves["strategy"] == ON_POLICY].set_index(validated)["accuracy"].rename("reached")
+    gaps = curves.join(beside, on=validated).assign(mean_gap=lambda both: both["accuracy"] - both["reached"])
+    stale = stale.merge(gaps.groupby(ROW)["mean_gap"].mean(), on=ROW)
     own = stale[ROW].itertuples(index=False, name=None)
     beside = stale.assign(strategy=ON_POLICY, staleness="0", correction="none")[ROW].itertuples(index=False, name=None)
     pairs = [(lines[one], lines[other]) for one, other in zip(own, beside, strict=True)]
@@ -71,7 +74,7 @@ def _updates_over(own: str, reference: str, *, before: float, target: float) -> 
 
 
 def _curve(own: pd.DataFrame) -> str:
-    smooth = own.sort_values("step")["accuracy"].rolling(_SMOOTHED, min_periods=1).mean()
+    smooth = own.sort_values("step")["accuracy"].rolling(_SMOOTHED, min_periods=1, center=True).mean()
     return learning_curve.written(zip(sorted(own["step"]), smooth, strict=True))
 
 
@@ -83,13 +86,16 @@ def interval(values: Sequence[float] | pd.Series) -> tuple[float, float, float]:
 
 
 def law(runs: pd.DataFrame) -> pd.DataFrame:
-    """A line a cell of compared runs: gap with its interval, medians over seeds of the others."""
+    """A line a cell of compared runs: gaps with their intervals, medians over seeds of the others."""
     lines = []
     for key, own in runs.groupby(CELL):
-        gap, low, high = interval(own["gap"])
-        line = dict(zip(CELL, key, strict=True)) | {"seeds": len(own), "gap": gap, "low": low, "high": high}
+        line = dict(zip(CELL, key, strict=True)) | {"seeds": len(own)}
+        for name in ("gap", "mean_gap"):
+            mean, low, high = interval(own[name])
+            line |= {name: mean, name.replace("gap", "low"): low, name.replace("gap", "high"): high}
         lines.append(line | own[[*NATS.values(), *PARTS]].median().to_dict() | {"lost": (own["gap"] <= -LOST).sum()})
-    columns = [*CELL, "seeds", "gap", "low", "high", *NATS.values(), *PARTS, "lost"]
+    gaps = [f"{of}{name}" for of in ("", "mean_") for name in ("gap", "low", "high")]
+    columns = [*CELL, "seeds", *gaps, *NATS.values(), *PARTS, "lost"]
     return pd.DataFrame(lines, columns=columns).sort_values(["task", "nats"])
 
 
@@ -101,109 +107,74 @@ def on_policy(runs: pd.DataFrame) -> pd.DataFrame:
     return own["accuracy_before"].mean().rename("accuracy before").to_frame().join(accuracy).reset_index()
 
 
-def said(line: pd.Series) -> str:
+def said(line: pd.Series, gap: str = "gap") -> str:
     """A gap with its interval, and the number of seeds where they are fewer than those of the targets."""
     seeds = "" if line["seeds"] >= SEEDS else f", {line['seeds']} seed{'s' if line['seeds'] > 1 else ''}"
-    half = "" if math.isnan(line["low"]) else f" +- {line['high'] - line['gap']:.3f}"
-    return f"{line['gap']:+.3f}{half}{seeds}"
+    half = line[gap.replace("gap", "high")] - line[gap]
+    return f"{line[gap]:+.3f}{'' if math.isnan(half) else f' +- {half:.3f}'}{seeds}"
 
 
 def by_setting(lines: pd.DataFrame) -> pd.DataFrame:
-    """Gap of the default correction and nats: a row a job and strategy, a column a bound of staleness."""
-    own = lines[lines["correction"] == DEFAULT[2]]
-    own = own.assign(cell=own.apply(said, axis=1) + own["nats"].map(" ({:.1g})".format))
-    wide = own.pivot(index=[*JOB, "strategy"], columns="staleness", values="cell")
-    wide = wide[sorted(wide.columns, key=lambda level: int(level) if level.isdigit() else 0)]
-    per_version = own.groupby([*JOB, "strategy"])["per_version"].median().rename("nats a version")
-    return wide.join(per_version).reset_index().rename(columns=lambda name: name.replace("_", " "))
+    """What the default correction comes to: a row a setting, by nats."""
+    own = lines[lines["correction"] == DEFAULT[2]].sort_values("nats")
+    titles = {"nats": "Nats a token", "per_version": "Of one version", "versions": "Versions"}
+    parts = {name: f"Updates to {share:g} of the gain" for name, share in PARTS.items()}
+    table = own[SETTING].rename(columns={"rate_factor": "Rate factor", "staleness": "Bound"})
+    table = table.rename(columns=str.capitalize).assign(**{title: own[name] for name, title in titles.items()})
+    for title, gap in (("At the end", "gap"), ("Over the whole run", "mean_gap")):
+        table[title] = [said(line, gap) for _, line in own.iterrows()]
+    return table.assign(**{title: own[name].replace(math.inf, "never") for name, title in parts.items()})
 
 
-def by_decade(runs: pd.DataFrame) -> pd.DataFrame:
-    """A line a decade of nats and correction: means over the settings of each task and seed, and their interval over
-    tasks and seeds. A setting is in the decade of its median over corrections.
-    """
-    nats = runs.groupby(SETTING)["nats"].median()
-    decade = np.floor(np.log10(nats)).rename("decade")
-    lines = []
-    for (power, correction), own in runs.join(decade, on=SETTING).groupby(["decade", "correction"]):
-        means = own.groupby(["task", "seed"])["gap"].mean()
-        worst = own.groupby(SETTING)["gap"].mean()
-        line = {"decade": power, "correction": correction, "settings": len(worst), "seeds": len(means)}
-        line |= dict(zip(("gap", "low", "high"), interval(means), strict=True)) | own[[*PARTS]].median().to_dict()
-        lines.append(line | {"worst": worst.min()})
-    columns = ["decade", "correction", "settings", "seeds", "gap", "low", "high", *PARTS, "worst"]
-    return pd.DataFrame(lines, columns=columns)
+def others(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row a correction: its accuracy less the default's in the settings and seeds that both have, a value a task and
+    seed."""
+    wide = runs.pivot_table(index=[*SETTING, "seed"], columns="correction", values="gap", observed=True)
+    rows = []
+    for name in wide.columns.drop(DEFAULT[2], errors="ignore") if DEFAULT[2] in wide else ():
+        gains = (wide[name] - wide[DEFAULT[2]]).dropna()
+        if gains.empty:
+            continue
+        mean, low, high = interval(gains.groupby(["task", "seed"]).mean())
+        settings = gains.groupby(SETTING).mean()
+        half = "" if math.isnan(low) else f" +- {high - mean:.3f}"
+        ends = settings.agg(["min", "max"])
+        rows.append((f"`{name}`", len(settings), len(gains), f"{mean:+.3f}{half}", *ends))
+    columns = ["Correction", "Settings", "Pairs", "Less `decoupled`", "Worst setting", "Best setting"]
+    return pd.DataFrame(rows, columns=columns)
 
 
-def decades_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row a decade, a column a correction: gap, and of how many settings; then the default's updates over on-policy's
-    until parts of its gain.
-    """
-    lines = by_decade(runs)
-    cells = lines.apply(said, axis=1) + lines["settings"].map(" ({})".format)
-    wide = lines.assign(cell=cells).pivot(index="decade", columns="correction", values="cell")
-    own = lines[lines["correction"] == DEFAULT[2]].set_index("decade")
-    for name, share in PARTS.items():
-        wide[f"Updates to {share:g} of the gain"] = own[name].replace(math.inf, "never reached")
-    wide.index = [f"1e{power:.0f} to 1e{power + 1:.0f}" for power in wide.index]
-    return wide.rename_axis("Nats a token").reset_index()
-
-
-def reach(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Decades of the default correction up to the stalest one whose interval is within WITHIN, below the first that is
-    shown to lose more; and the others.
-    """
-    lines = by_decade(runs)
-    own = lines[(lines["correction"] == DEFAULT[2]) & (lines["seeds"] >= FEW)]
-    within = own[(own["low"] >= -WITHIN) & ~(own["high"] < -WITHIN).cummax()]
-    is_kept = own["decade"] <= within["decade"].max()
-    return own[is_kept], own[~is_kept]
-
-
-def recommendation(runs: pd.DataFrame) -> str:
-    """How far the default correction keeps level with on-policy, and what is better beyond."""
-    kept, beyond = reach(runs)
-    if kept.empty and beyond.empty:
-        return f"`{DEFAULT[2]}` has no {FEW} seeds of any setting yet.\n"
+def recommendation(lines: pd.DataFrame) -> str:
+    """Up to which setting, by nats, the default correction is shown to keep level with on-policy in every one."""
+    own = lines[lines["correction"] == DEFAULT[2]].sort_values("nats")
+    known = own[own["seeds"] >= FEW]
+    within = known[~(known["low"] < -WITHIN).cummax()]
     words = []
-    if len(kept):
-        last = kept.iloc[-1]
+    if len(within):
+        worst = within.loc[within["low"].idxmin()]
         words.append(
-            f"`{DEFAULT[2]}` stays within {WITHIN:g} of on-policy's accuracy up to {10 ** (last['decade'] + 1):g} nats "
-            f"a token: {last['gap']:+.3f} ({last['low']:+.3f} to {last['high']:+.3f}, over tasks and seeds) in the "
-            f"decade that ends there, {kept['worst'].min():+.3f} in the worst setting up to it."
+            f"In each of {len(within)} settings, up to {within['nats'].max():.2g} nats a token, `{DEFAULT[2]}` ends "
+            f"within {WITHIN:g} of on-policy's accuracy, by their intervals; worst {_where(worst)}."
         )
-    if beyond.empty:
-        words.append(f"No staler setting has {FEW} seeds.")
-    else:
-        first = beyond.iloc[0]
-        words.append(
-            f"From {10 ** first['decade']:g} nats it may lose more: {first['gap']:+.3f} ({first['low']:+.3f} to "
-            f"{first['high']:+.3f}), {first['worst']:+.3f} in the worst setting. From there on, over it in the same "
-            f"settings and seeds: {_better(runs, first['decade'])}."
-        )
+    if len(within) < len(known):
+        words.append(f"Of the next one that is not shown: {_where(known.iloc[len(within)])}.")
+    if len(own) > len(known) or own.empty:
+        words.append(f"Settings with fewer than {FEW} seeds: {len(own) - len(known)}.")
     return " ".join(words) + "\n"
 
 
-def _better(runs: pd.DataFrame, decade: float) -> str:
-    """What other corrections gain in accuracy over the default one in settings that are so stale."""
-    stale = runs.groupby(SETTING)["nats"].transform("median") >= 10**decade
-    wide = runs[stale].pivot_table(index=[*SETTING, "seed"], columns="correction", values="gap")
-    told = []
-    for name in wide.columns.drop(DEFAULT[2]):
-        gains = (wide[name] - wide[DEFAULT[2]]).dropna().groupby(["task", "seed"]).mean()
-        mean, low, high = interval(gains)
-        tasks = [interval(some) for _, some in gains.groupby("task")]
-        better, worse = (sum(one[1] > 0 for one in tasks), sum(one[2] < 0 for one in tasks))
-        told.append((mean, f"`{name}` {mean:+.3f} ({low:+.3f} to {high:+.3f}; {better} tasks better, {worse} worse)"))
-    return ", ".join(text for mean, text in sorted(told, reverse=True)) or "no other correction has rows"
+def _where(line: pd.Series) -> str:
+    rate = "" if line["rate_factor"] == 1 else f", {line['rate_factor']:g} times the rate"
+    updates = "" if line["updates"] == 1 else f", {line['updates']} updates"
+    return f"{said(line)} ({line['task']}, bound {line['staleness']}{rate}{updates}; {line['nats']:.2g} nats)"
 
 
 def targets(lines: pd.DataFrame) -> pd.DataFrame:
     """The worst setting of each target, or of the best correction where the target leaves it open."""
     usual = lines[(lines["strategy"] == DEFAULT[0]) & (lines["rate_factor"] == 1) & (lines["updates"] == 1)]
     default = usual[usual["correction"] == DEFAULT[2]]
-    old = usual[(usual["task"] == TASKS[-1]) & usual["staleness"].isin(["8", "16"])]
+    default, old = default[default["task"].isin(TASKS)], usual[usual["task"] == OLDEST]
+    old = old[old["staleness"].isin(["8", "16"])]
     worst = old.groupby("correction")["low"].agg(["min", "size"])
     worst = worst[worst["size"] == 2]["min"].dropna()
     best = old[old["correction"] == worst.idxmax()] if len(worst) else old.iloc[:0]

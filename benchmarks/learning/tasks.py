@@ -128,6 +128,51 @@ def _turn(register: str, turns: int, forgets: Callable[[], bool]) -> str:
     return "".join(shown)
 
 
+# ---- sorting by swaps of neighbours: many ways are right, and a move back is never made good ----
+
+_SORTED_FROM, _PLACES = "abcdefgh", 5
+_MOVE_TOK = 1 + _PLACES
+_MOST_MOVES = _PLACES * (_PLACES - 1) // 2
+_STRAYS = 0.45
+
+
+def _sorting(rng: random.Random) -> Exercise:
+    """`dbcae`: sort by as few swaps of neighbours as do it. The answer shows all moves: `1dbcae` swaps."""
+    letters = "".join(rng.sample(_SORTED_FROM, _PLACES))
+    return Exercise(
+        prompt=letters,
+        teach=lambda teacher: _sorted_by(letters, teacher),
+        is_right=lambda answer: _sorts(letters, answer),
+    )
+
+
+def _sorted_by(letters: str, teacher: random.Random) -> str:
+    """As someone does it who now and then swaps any two, and gives up after as many moves as the worst order takes."""
+    shown = list[str]()
+    while (wrong := _wrong_places(letters)) and len(shown) < _MOST_MOVES:
+        place = teacher.randrange(_PLACES - 1) if teacher.random() < _STRAYS else teacher.choice(wrong)
+        letters = _swapped(letters, place)
+        shown.append(f"{place}{letters}")
+    return "".join(shown)
+
+
+def _sorts(letters: str, answer: str) -> bool:
+    for begin in range(0, len(answer), _MOVE_TOK):
+        right = {f"{place}{_swapped(letters, place)}" for place in _wrong_places(letters)}
+        if (move := answer[begin : begin + _MOVE_TOK]) not in right:
+            return False
+        letters = move[1:]
+    return not _wrong_places(letters)
+
+
+def _wrong_places(letters: str) -> list[int]:
+    return [place for place in range(_PLACES - 1) if letters[place] > letters[place + 1]]
+
+
+def _swapped(letters: str, place: int) -> str:
+    return letters[:place] + letters[place + 1] + letters[place] + letters[place + 2 :]
+
+
 _TAIL_8, _TAIL_25 = Turns(median=2.6, sigma=0.9, longest=30), Turns(median=2.0, sigma=1.4, longest=60)
 
 TASKS = {
@@ -140,6 +185,7 @@ TASKS = {
             learning_rate=5e-5,
         ),
         Task(name="tail 8", draw=_TAIL_8.draw, limit_tok=_TAIL_8.limit_tok, learning_rate=2e-4),
+        Task(name="sorting", draw=_sorting, limit_tok=_MOVE_TOK * _MOST_MOVES + 1, learning_rate=1e-4),
         Task(name="tail 25", draw=_TAIL_25.draw, limit_tok=_TAIL_25.limit_tok, learning_rate=4e-4, steps=250),
     )
 }

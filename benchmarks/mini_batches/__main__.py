@@ -32,7 +32,7 @@ def main() -> None:
     rows = {"ranks": args.ranks, "rows": args.mini * args.n}
     orders = {
         "verl": [row for part in equal_parts(work, args.ranks) for row in part],
-        "recipe": balanced_order(keys, work, **rows, partition=equal_parts),
+        "recipe": balanced_order(keys, work, [False] * len(keys), **rows, partition=equal_parts),
     }
     for name, order in orders.items():
         found = imbalance(order, work, **rows)

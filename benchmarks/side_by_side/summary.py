@@ -21,9 +21,10 @@ MOST_DRIFT = 0.1  # of the largest of the bounds around two runs
 SYNC = "verl sync"
 SYNC_SHORT_POLL = "verl sync, 0.05 s poll"
 SHORT_POLL = "verl colocate_async, 0.05 s poll"
+NO_PASS = "verl colocate_async, 0.05 s poll, no pass"  # one update a step without log-probs before it, as here
 DRAFTS = "verl colocate_async, 0.05 s poll, drafts"
 SEPARATE = "verl separate_async, 0.05 s poll"  # the base of this recipe's rows with engines on GPUs of their own
-BASES = (SYNC, SYNC_SHORT_POLL, "verl colocate_async", SHORT_POLL, DRAFTS, SEPARATE)
+BASES = (SYNC, SYNC_SHORT_POLL, "verl colocate_async", SHORT_POLL, NO_PASS, DRAFTS, SEPARATE)
 HEADLINE = (SYNC, SYNC_SHORT_POLL, SHORT_POLL, "partial")
 HEADLINE_TAIL = 8  # on one engine
 

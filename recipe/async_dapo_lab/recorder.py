@@ -22,14 +22,9 @@ from .report.timeline import Spans, StepTimeline
 
 logger = logging.getLogger(__name__)
 
-OWN = "async_dapo_lab"  # among verl's loggers
-
 
 class LabRecorder(Recorder):
-    """Records engines and trainer over time and all lengths, and logs hints.
-
-    It is one of verl's loggers: with every step it writes what it has collected.
-    """
+    """Records engines and trainer over time and all lengths, and logs hints: with every step, what it has collected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,13 +48,11 @@ class LabRecorder(Recorder):
     def end_phase(self) -> None:
         self._spans.end(time.time())
 
-    def join(self, loggers: dict[str, Any]) -> None:
-        loggers[OWN] = self
-
     def begin_record(self, folder: Path, *, started_s: float, first_step: int) -> None:
         self._record = LabRecord(folder, started_s=started_s, first_step=first_step)
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
+        super().log(data, step)
         taken, (lengths, self._lengths) = self._take_timeline(), (self._lengths, [])
         if self._record is not None:
             self._record.add(step, taken, lengths=lengths)

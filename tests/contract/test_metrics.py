@@ -70,14 +70,6 @@ def test_tokens_of_a_step_are_those_of_the_rows_that_decoded() -> None:
     assert _drafts([EngineLoad(kv_room_tok=1, max_num_seqs=1, generated_tok=15)]) == {}
 
 
-def test_names_and_meanings_follow_the_style() -> None:
-    for name, meaning in METRICS.items():
-        assert name == name.lower() and " " not in name and len(name.split("/")) >= 2, name
-        assert meaning, name
-        assert name.endswith("_s") <= ("[s]" in meaning), name
-        assert name.endswith(("_ratio", "_share")) <= ("[0-1]" in meaning), name
-
-
 def test_every_token_that_is_not_trained_counts_as_discarded_or_filtered() -> None:
     outcomes = [
         GroupOutcome(prompt_uid=verdict, verdict=verdict, response_lens_tok=(lens_tok, 1))

@@ -26,6 +26,7 @@ from recipe.async_dapo import store
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.rollout.pictures import PictureInputs, media_of, opened
+from recipe.async_dapo.training.mixture import members_by_group
 
 from ..support.composed_runs import compose_run, valid_overrides
 from ..support.tiny_models import TinyModel, picture, qwen2_5_vl, qwen3_5
@@ -102,7 +103,7 @@ def test_given_pictures_when_rows_are_stored_then_engines_read_what_verl_makes_o
     assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
 
 
-def test_given_a_batch_that_verl_fills_up_then_no_row_that_it_makes_has_pixels(worker, monkeypatch):
+def test_given_a_batch_that_verl_fills_up_then_no_row_that_it_makes_has_pixels_or_is_of_the_group(worker, monkeypatch):
     rows, put = rows_with(worker, messages_with(1)), []
     assert [key for key, fields in rows.items() if fields[store.PIXELS]] == [KEEPER]
     queue = SimpleNamespace(
@@ -111,7 +112,8 @@ def test_given_a_batch_that_verl_fills_up_then_no_row_that_it_makes_has_pixels(w
     )
     monkeypatch.setattr(padding_utils, "tq", queue)
     batch = KVBatchMeta(partition_id="train", keys=sorted(rows), tags=[{} for _ in rows])
-    padding_utils.upsample_batch_to_divisible_size(batch, 6, eos_token_id=0)
+    padded = padding_utils.upsample_batch_to_divisible_size(batch, 6, eos_token_id=0)
+    assert len(padded) == 6 and members_by_group(padded) == {"g_0": list(range(len(rows)))}
     assert len(put) == 2 and not any(row[store.PIXELS] or row["multi_modal_inputs"] for row in put)
 
 

@@ -1,10 +1,7 @@
 """The load balancer's decisions: capacity, groups that stay together, and servers that size themselves."""
 
-import pytest
-
 from recipe.async_dapo.core.balance import Balance, Returned
 from recipe.async_dapo.core.concurrency import EngineLoad
-from recipe.async_dapo.core.leases import LeaseTable
 
 LOAD = EngineLoad(kv_room_tok=100_000, max_num_seqs=64)
 PREEMPTING = EngineLoad(kv_room_tok=100_000, max_num_seqs=64, preemptions=500, generated_tok=1_000)
@@ -44,20 +41,6 @@ def test_given_a_fixed_pool_then_what_engines_report_changes_nothing():
     fixed.release(Returned(lease_id="lease", server_id="a", load=PREEMPTING))
     fixed.close({"a": PREEMPTING})
     assert fixed.capacity == 14
-
-
-def test_given_a_server_that_preempts_when_places_are_taken_then_no_other_server_is_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sizing = balance()
-    sizing.open({"a": LOAD, "b": LOAD})
-    on_b = [grant for k in range(80) for grant in sizing.request(str(k), None) if grant.server_id == "b"]
-    sized: list[str] = []
-    real = LeaseTable.set_capacities
-    monkeypatch.setattr(LeaseTable, "set_capacities", lambda table, new: sized.extend(new) or real(table, new))
-    sizing.release(Returned(lease_id=on_b[0].lease_id, server_id="b", load=PREEMPTING))
-    assert sized == ["b"] and sizing.steered == 1
-    assert sizing.leases.capacity == sizing.controller.total < 84
 
 
 def spread(balance: Balance, groups: int, n: int) -> list[list[str]]:

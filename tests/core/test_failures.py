@@ -50,43 +50,6 @@ def test_given_one_failure_in_every_group_then_training_ends_though_most_traject
     assert ended(complete=0, failed=200, scored=15 * 200).is_hopeless(8)
 
 
-@pytest.mark.parametrize(("complete_share", "scored_of_failed"), [(0.1, 1), (0.5, 0)])
-def test_a_step_that_can_be_trained_is_ended_by_chance_once_in_a_million_at_most(
-    complete_share: float, scored_of_failed: int
-) -> None:
-    """Exactly, over all orders in which 450 groups end, with so many scored trajectories in each that fails."""
-    going_on, alarms = {0: 1.0}, 0.0  # by complete groups
-    for drawn in range(1, 451):
-        after: dict[int, float] = {}
-        for complete, chance in going_on.items():
-            for now, share in ((complete, 1 - complete_share), (complete + 1, complete_share)):
-                failed = drawn - now
-                if ended(complete=now, failed=failed, scored=now + scored_of_failed * failed).is_hopeless(8):
-                    alarms += share * chance
-                else:
-                    after[now] = after.get(now, 0.0) + share * chance
-        going_on = {complete: chance for complete, chance in after.items() if chance > 1e-15}
-    assert alarms <= 1e-6
-
-
-@pytest.mark.parametrize("groups", [64, 256, 1024])
-def test_given_groups_that_begin_together_when_those_that_fail_end_first_then_training_goes_on(groups: int) -> None:
-    """One of ten trajectories fails. A group ends with its first failure, or else with its longest response."""
-    for seed in range(5):
-        random, endings = Random(seed), []
-        for _ in range(groups):
-            typical = random.gauss(0.0, 0.6)
-            ends = [(random.lognormvariate(typical, 0.6), random.random() < 0.1) for _ in range(16)]
-            first = min((time for time, fails in ends if fails), default=None)
-            scored = sum(first is None or time < first for time, _ in ends)
-            endings.append((first or max(ends)[0], first is None, scored))
-        complete = all_scored = 0
-        for number, (_, is_complete, scored) in enumerate(sorted(endings), 1):
-            complete, all_scored = complete + is_complete, all_scored + scored
-            now = ended(complete=complete, failed=number - complete, scored=all_scored)
-            assert not now.is_hopeless(groups // 2), (seed, number)
-
-
 @given(
     complete=st.integers(0, 20),
     lost=st.integers(0, 1000),

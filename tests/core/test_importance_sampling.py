@@ -1,4 +1,4 @@
-"""Mixtures and ratios: by hand, on an enumerated model (exact to rounding), at the ends of their range; and errors."""
+"""Mixtures and ratios: by definition, by hand, at the ends of their range; and errors."""
 
 import math
 
@@ -17,28 +17,11 @@ from recipe.async_dapo.training.importance_sampling import (
 )
 from recipe.async_dapo.training.metrics import PREFIX
 
-from ..support.softmax_sequence_model import (
-    assert_exact,
-    balance_weights,
-    exact_moments,
-    make_world,
-    prefix_weights,
-    scheduled_log_probs,
-    trajectory_probs,
-    uniform_weights,
-)
-
 torch.set_num_threads(1)  # of small tensors
 NAN, INF = math.nan, math.inf
 NOT_FINITE = PREFIX + "importance/not_finite_tokens"
 LOG_Q_KBT = torch.log(torch.tensor([[[0.1, 0.4]], [[0.3, 0.2]]]))
 ONES_BT = torch.ones(1, 2)
-# Row: one kind of trajectory; column: the version that generates this position.
-SCHEDULES = {
-    "partial": [[0, 1, 2, 2], [1, 2, 2, 2], [2, 2, 2, 2]],
-    "consistent": [[0, 0, 0, 0], [1, 1, 1, 1], [2, 2, 2, 2]],
-    "mixed": [[0, 0, 0, 0], [0, 0, 1, 2], [1, 2, 2, 2], [2, 2, 2, 2]],
-}
 token_lists = st.lists(st.tuples(st.floats(-3, 3), st.integers(4, 6), st.booleans()), min_size=1, max_size=24).filter(
     lambda tokens: any(keep for _, _, keep in tokens)
 )
@@ -64,58 +47,19 @@ def test_a_mixture_by_hand_skips_tokens_outside_the_mask_and_never_reads_them() 
     assert mixture_BT[0].exp().tolist() == pytest.approx([first, 1.0, both / first, 1.0])
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize("seed", range(4))
-def test_weights_by_the_mixture_are_unbiased_whatever_mix_of_versions_has_sampled(kind: str, seed: int) -> None:
-    world = make_world(seed=seed, drift=0.5)
-    log_q_CXT = scheduled_log_probs(world.log_pi_JXT, torch.tensor(SCHEDULES[kind]))
-    q_CX, counts_C = trajectory_probs(world.model, log_q_CXT), torch.tensor([3, 1, 4, 2][: len(log_q_CXT)])
-    f_XD, truth_D = world.gradient_XD, world.target_mean(world.gradient_XD)
-    weights_CX = balance_weights(world, log_q_CXT, counts_C)
-    assert_exact(exact_moments(q_CX, weights_CX, f_XD, counts_C).mean_D, truth_D)
-    unweighted_D = exact_moments(q_CX, torch.ones_like(q_CX), f_XD, counts_C).mean_D
-    assert float((unweighted_D - truth_D).norm() / truth_D.norm()) > 0.1
-    owen_CX = counts_C.sum() * world.p_X / (counts_C[:, None] * q_CX).sum(0)
-    torch.testing.assert_close(weights_CX, owen_CX.expand_as(weights_CX))
-
-
-def test_a_mixture_is_a_policy_whose_ratios_multiply_to_the_balance_heuristic() -> None:
-    world = make_world(seed=14, drift=0.8)
-    model, counts_J = world.model, torch.tensor([4, 1, 2])
-    mixture_XT = mixture_token_log_probs(world.log_pi_JXT, counts_J, model.mask_XT)
-    table_PV = torch.full((model.num_prefixes, model.vocab_size), torch.nan, dtype=torch.float64)
-    table_PV[model.prefix_XT[model.mask_XT], model.token_XT[model.mask_XT]] = mixture_XT[model.mask_XT].exp()
-    torch.testing.assert_close(table_PV.sum(-1), torch.ones(model.num_prefixes, dtype=torch.float64))
-    assert not mixture_XT[~model.mask_XT].any()
-    torch.testing.assert_close(
-        uniform_weights(world, mixture_XT[None]), balance_weights(world, world.log_pi_JXT, counts_J)[:1]
-    )
-
-
-def test_prefix_weights_are_unbiased_for_rewards_per_token_and_constant_token_shares_are_not() -> None:
-    world = make_world(seed=19, drift=0.8)
-    model, counts_J = world.model, torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64)
-    table_PV = torch.linspace(-1, 2, model.num_prefixes * model.vocab_size, dtype=torch.float64) ** 2
-    reward_XT = table_PV.view(model.num_prefixes, -1)[model.prefix_XT, model.token_XT] * model.mask_XT
-    truth, share_J = float(world.p_X @ reward_XT.sum(-1)), counts_J / counts_J.sum()
-    mixture_X = share_J @ trajectory_probs(model, world.log_pi_JXT)
-    weight_XT = prefix_weights(world, world.log_pi_JXT, counts_J)
-    assert float(mixture_X @ (weight_XT * reward_XT).sum(-1)) == pytest.approx(truth, abs=1e-12)
-    constant_XT = torch.einsum("j,jxt->xt", share_J, world.log_pi_JXT.exp()).log()
-    wrong_X = uniform_weights(world, constant_XT[None])[0]
-    assert abs(float((mixture_X * wrong_X) @ reward_XT.sum(-1)) / truth - 1) > 0.05
-
-
-def test_a_baseline_of_the_other_members_biases_the_balance_heuristic_unless_its_mean_is_the_same_for_all() -> None:
-    """A group of one member of each version, whose trajectories are independent."""
-    world = make_world(seed=32, drift=0.8, max_length=3)
-    q_JX = trajectory_probs(world.model, world.log_pi_JXT)
-    weighed_JX = q_JX * balance_weights(world, world.log_pi_JXT, torch.ones(3))
-    truth_D, raw_J = world.target_mean(world.gradient_XD), q_JX @ world.reward_X
-    for rewards_J, least, most in ((raw_J, 0.02, 1.0), (world.target_mean(world.reward_X).expand(3), 0.0, 1e-12)):
-        baseline_J = (rewards_J.sum() - rewards_J) / 2
-        estimate_JD = weighed_JX @ world.gradient_XD - baseline_J[:, None] * (weighed_JX @ world.score_XD)
-        assert least <= float((estimate_JD.mean(0) - truth_D).norm() / truth_D.norm()) <= most
+@derandomized
+@given(versions=st.integers(1, 4), longest=st.integers(1, 9), seed=st.integers(0, 999))
+def test_a_prefix_has_the_mean_probability_that_all_versions_give_it(versions: int, longest: int, seed: int) -> None:
+    """Weights with that in their denominator are Owen's balance heuristic, with which no mean is biased."""
+    generator = torch.Generator().manual_seed(seed)
+    log_q_KBT = -3 * torch.rand(versions, 3, longest, generator=generator, dtype=torch.float64)
+    counts_K = torch.randint(1, 5, (versions,), generator=generator)
+    mask_BT = torch.rand(3, longest, generator=generator) < 0.7
+    mixture_BT = mixture_token_log_probs(torch.where(mask_BT, log_q_KBT, NAN), counts_K, mask_BT)
+    prefix_KBT = torch.where(mask_BT, log_q_KBT, 0.0).cumsum(-1).exp()
+    expected_BT = torch.einsum("k,kbt->bt", counts_K / counts_K.sum(dtype=torch.float64), prefix_KBT)
+    torch.testing.assert_close(mixture_BT.cumsum(-1).exp(), expected_BT)
+    assert (mixture_BT[~mask_BT].abs() < 1e-12).all(), "tokens of others have no ratio"
 
 
 def test_long_trajectories_neither_overflow_nor_underflow() -> None:

@@ -36,7 +36,7 @@ def test_an_update_has_whole_groups_by_name_whatever_the_lengths_and_the_ranks(
     keys = [f"{group:02x}_{member}_0" for group in range(updates * groups) for member in range(n)]
     draw.shuffle(keys)
     work = [draw.randint(1, 10_000) for _ in keys]
-    order = balanced_order(keys, work, ranks=ranks, rows=groups * n, partition=in_turns)
+    order = balanced_order(keys, work, [False] * len(keys), ranks=ranks, rows=groups * n, partition=in_turns)
     assert sorted(order) == list(range(len(keys)))
     names = [{keys[row] for row in update} for update in updates_of(order, ranks=ranks, rows=groups * n)]
     by_name = sorted(keys)
@@ -47,6 +47,19 @@ def test_an_update_has_whole_groups_by_name_whatever_the_lengths_and_the_ranks(
 def test_a_rank_with_more_work_in_one_update_has_less_in_the_next() -> None:
     keys = [f"{group}_{member}_0" for group in "abcd" for member in range(2)]
     work = [9, 1, 9, 1, 7, 3, 7, 3]
-    order = balanced_order(keys, work, ranks=2, rows=2, partition=in_turns)
+    order = balanced_order(keys, work, [False] * 8, ranks=2, rows=2, partition=in_turns)
     own = [sum(work[row] for row in part) for part in (order[:4], order[4:])]
     assert own == [20, 20] and imbalance(order, work, ranks=2, rows=2) == pytest.approx([1.8, 1.8, 1.4, 1.4])
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 8), st.data())
+def test_padding_is_dealt_out_evenly(ranks: int, updates: int, share: int, data: st.DataObject) -> None:
+    """Loops of several outputs leave a few rows beyond whole mini-batches, which verl fills up."""
+    rows = ranks * share
+    count = data.draw(st.integers(1, updates * rows))
+    padding = [False] * count + [True] * (updates * rows - count)
+    keys = [f"pad_{row:03d}" if is_padding else f"{row:03d}" for row, is_padding in enumerate(padding)]
+    order = balanced_order(keys, [1] * len(keys), padding, ranks=ranks, rows=rows, partition=in_turns)
+    assert sorted(order) == list(range(len(keys)))
+    real = [sum(not padding[row] for row in update) for update in updates_of(order, ranks=ranks, rows=rows)]
+    assert max(real) - min(real) <= 1

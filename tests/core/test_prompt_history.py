@@ -17,7 +17,7 @@ N = 8
 
 
 def selection(by: SelectBy = SelectBy.HISTORY, *, exploration: float = 0.2, defer_steps: int = 3) -> Selection:
-    return Selection(by=by, history_file=None, forgetting=0.5, exploration=exploration, defer_steps=defer_steps)
+    return Selection(by=by, forgetting=0.5, exploration=exploration, defer_steps=defer_steps)
 
 
 def group(number: int, key: str) -> PromptGroup:

@@ -32,6 +32,8 @@ def test_given_any_requests_when_recorded_then_segments_concatenate_to_exactly_w
     stamps = [(segment.policy_version, len(segment.token_ids)) for segment in turn.segments]
     assert stamps == stamps_of([version for _, _, version in everything])
     assert turn.generated_tok == len(everything)
+    bytes_of_a_token = {segment.token_ids.itemsize + segment.rollout_log_probs.itemsize for segment in turn.segments}
+    assert bytes_of_a_token <= {8}, "8,192 unfinished trajectories of 16K tokens are to fit into 2 GB"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What a trajectory failed of: the user's file and line, once in the log, and in the error that ends training."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from recipe.async_dapo.core.outcome import Cause, EndedGroups, GroupOutcome, Ver
 from recipe.async_dapo.rollout import coordinator as coordinator_module
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.reward import cause_of
-from recipe.async_dapo.rollout.started_process import RewardFunction, RewardProcess, RewardRaised
+from recipe.async_dapo.rollout.reward_isolation import RewardFunction, RewardProcess, RewardRaised
 from recipe.async_dapo.training.replay_buffer import too_many_failures
 
 from ..support.rollout_world import outcome_of, rollout, scores
@@ -36,16 +35,16 @@ def test_a_reward_functions_error_names_its_own_line_and_not_the_librarys(tmp_pa
     function = RewardFunction(path=str(file), name="compute_score", timeout_s=30.0)
     answers = {"data_source": "", "ground_truth": ""}
 
-    async def raised(text: str) -> RewardRaised:
-        process = await RewardProcess.start(function)
+    def raised(text: str) -> RewardRaised:
+        process = RewardProcess(function)
         try:
             with pytest.raises(RewardRaised) as error:
-                await process.ask(answers | {"solution_str": text})
+                process.ask(answers | {"solution_str": text})
         finally:
-            await process.end()
+            process.end()
         return error.value
 
-    missing, broken = asyncio.run(raised("{}")), asyncio.run(raised("{"))
+    missing, broken = raised("{}"), raised("{")
     assert str(missing) == "KeyError('acc') at reward.py:8"
     assert str(broken).startswith("JSONDecodeError") and str(broken).endswith("at reward.py:8")
     first_frame = missing.traceback.splitlines()[1]

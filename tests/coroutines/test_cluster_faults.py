@@ -10,9 +10,8 @@ from recipe.async_dapo.config.values import ConfigError, OnRewardError, RolloutS
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.rollout.manager import RolloutError
-from recipe.async_dapo.rollout.reward_isolation import RewardProcesses
+from recipe.async_dapo.rollout.reward_isolation import RewardProcessKilled
 
-from ..support.fakes import ScriptedProcess
 from ..support.scripted_reward import reward_options
 from ..support.simulated_cluster import Cluster
 from ..support.simulated_options import STRATEGIES, options
@@ -151,15 +150,10 @@ def test_given_rewards_that_hang_when_groups_are_dropped_then_the_reason_is_coun
     healthy = task.metric_of
     cluster = start(options(rollout_strategy=strategy), task=task)
 
-    async def start_process() -> ScriptedProcess:
-        await asyncio.sleep(5)
-        return ScriptedProcess(timeout_s=cluster.options.reward.timeout_s)
-
-    reward_worker = RewardProcesses(start_process, limit=2)
-
     async def hang_sometimes(outputs: Any, sample: Any) -> None:
-        hangs = outputs[-1].prompt_ids[0] % 3 == 0
-        await reward_worker.call({"takes_s": None if hangs else 0.1})
+        if outputs[-1].prompt_ids[0] % 3 == 0:
+            await asyncio.sleep(cluster.options.reward.timeout_s)
+            raise RewardProcessKilled("no answer")
         outputs[-1].reward_score = healthy(outputs[-1].prompt_ids)
         outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
 

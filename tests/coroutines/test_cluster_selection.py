@@ -16,7 +16,7 @@ from ..support.simulated_options import options
 from ..support.simulated_worker import Task
 
 DATA_SET = 24
-BY_HISTORY = Selection(by=SelectBy.HISTORY, history_file=None, forgetting=0.5, exploration=0.1, defer_steps=20)
+BY_HISTORY = Selection(by=SelectBy.HISTORY, forgetting=0.5, exploration=0.1, defer_steps=20)
 UNIFORM = replace(BY_HISTORY, by=SelectBy.UNIFORM)
 
 

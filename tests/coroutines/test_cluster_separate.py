@@ -100,6 +100,39 @@ def test_given_a_checkpoint_before_a_step_s_batch_then_the_step_counts_what_engi
     assert {key: load.generated_tok for key, load in told.items()} == sum(map(Counter, generated), Counter())
 
 
+@STRATEGIES
+def test_given_updates_while_batches_are_handed_over_then_each_time_and_each_token_is_told_once(start, strategy):
+    """The time of an engine that drains begins with the drain."""
+    task, transfer_s = Task(lambda _: 20), 2.0
+    cluster = start(separate_options(strategy), SeparateCluster, task=task, transfer_s=transfer_s, training_s=30.0)
+    cluster.steps(6)
+    cluster.check_caught_up()
+    last, _ = cluster.ray.get(cluster.balancer_handle.turn_over.remote())
+    told = [*(record.balancer for record in cluster.records), last]
+    updates_s = [seconds for stats in told for seconds in stats.updates_s]
+    assert len(updates_s) == sum(len(taker.taken) for taker in cluster.takers.values())
+    assert min(updates_s) >= transfer_s
+    assert (max(updates_s) > 2 * transfer_s) == (strategy is RolloutStrategy.CONSISTENT)
+    generated = [tokens for server in cluster.servers for tokens in server.generated.values()]
+    generated += [request.token_ids for server in cluster.servers for request in server.running.values()]
+    assert sum(load.generated_tok for stats in told for load in stats.loads.values()) == sum(map(len, generated))
+
+
+@pytest.mark.parametrize("transfer_s", [0.1, 3.0, 20.0])
+def test_given_stops_while_engines_are_updated_then_frozen_requests_go_on_where_they_are(start, transfer_s) -> None:
+    """The property would not notice if a request was sent away and its prompt computed again."""
+    opts = separate_options(RolloutStrategy.PARTIAL_STALE_KV)
+    cluster = start(opts, SeparateCluster, task=Task(lambda _: 30), transfer_s=transfer_s)
+    metrics = []
+    for _ in range(6):
+        metrics.append(cluster.step())
+        cluster.end_round()
+    resumed_groups, reprefilled_tok = (
+        sum(step[f"async_dapo/partial/{name}"] for step in metrics) for name in ("resumed_groups", "reprefilled_tokens")
+    )
+    assert resumed_groups > 0 == reprefilled_tok
+
+
 @pytest.mark.parametrize("looser", [None, 6])
 @STRATEGIES
 def test_given_a_checkpoint_of_a_looser_limit_then_what_is_too_stale_is_handed_over_late_and_steps_go_on(
@@ -193,7 +226,9 @@ def test_given_a_slow_engine_then_the_others_are_not_kept_by_it(start, strategy)
 
 @pytest.mark.parametrize("seed", [*range(24), 30, *MORE_SEEDS])
 def test_given_any_options_and_any_run_of_events_then_every_batch_is_whole_and_no_step_waits_for_ever(start, seed):
-    """Updates, deaths, new engines, broken connections, validations and restarts from a checkpoint, in any order."""
+    """Updates, deaths, engines that are silent or take no weights, new ones, broken connections, stops, validations and
+    restarts from a checkpoint, in any order.
+    """
     random = Random(seed)
     strategy = SEPARATE[seed % len(SEPARATE)]
     is_whole = strategy is RolloutStrategy.CONSISTENT
@@ -214,12 +249,24 @@ def test_given_any_options_and_any_run_of_events_then_every_batch_is_whole_and_n
     task.call_s = lambda prompt_ids, done_tok: Random(f"{seed} {prompt_ids} {done_tok}").choice([0.0, 0.5, 30.0])
     about = {"transfer_s": random.choice([0.0, 1.0, 40.0]), "training_s": random.choice([0.0, 3.0, 60.0])}
     cluster = start(opts, SeparateCluster, task=task, num_servers=3, latency_s=latency_s, **about)
+    ended = set[str]()
     for _ in range(6):
         cluster.step()
-        match random.choice(["", "", "die", "join", "cut", "validate", "end", "resume"]):
-            case "die" if len(cluster.engines.replicas) > 1:
-                victim = random.choice(cluster.engines.replicas)
-                cluster.loop.call_later(random.choice([0, 0, random.uniform(0, 20)]), victim.servers[0].kill)
+        well = [replica for replica in cluster.engines.replicas if replica.server_address not in ended]
+        match random.choice(["", "", "lose", "lose", "join", "cut", "validate", "end", "resume"]):
+            case "lose" if len(well) > 1:
+                victim = random.choice(well)
+                ended.add(victim.server_address)
+                handle, taker = victim.servers[0], cluster.takers[victim.server_address]
+                match random.choice(["dies", "dies", "is silent", "fails", "hangs"]):
+                    case "dies":
+                        cluster.loop.call_later(random.choice([0, 0, random.uniform(0, 20)]), handle.kill)
+                    case "is silent":
+                        cluster.loop.call_soon(handle.cut_off, 100_000.0)
+                    case "fails":
+                        taker.fails = RuntimeError("broken")
+                    case "hangs":
+                        taker.hangs = True
             case "join":
                 cluster.join()
             case "cut":
@@ -230,13 +277,17 @@ def test_given_any_options_and_any_run_of_events_then_every_batch_is_whole_and_n
                 assert versions == {cluster.step_number}, "not under the newest weights"
             case "end":
                 cluster.end_round()
+                cluster.run_for(pause_s := random.choice([0.0, 20.0]))
+                assert not pause_s or not any(server.generates for server in cluster.living), "it goes on after a stop"
             case "resume":
                 cluster.end_round()
                 before = cluster.buffer.pool.check_ledger()
                 cluster = resumed(start, cluster)
+                ended.clear()
                 assert cluster.buffer.pool.check_ledger() == before
     cluster.run_for(20.0)
     cluster.step()
+    cluster.check_caught_up()
     assert not any(replica.servers[0].is_dead for replica in cluster.engines.replicas)
     assert cluster.withheld_tok == 0
     assert cluster.buffer.pool.check_ledger()["trained"] == 7 * opts.target_valid_groups

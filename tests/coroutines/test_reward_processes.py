@@ -1,119 +1,186 @@
-"""The processes of a reward worker on virtual time: who waits for whom, and who is to blame."""
+"""The processes of a reward worker, and its threads: who waits for whom, and who is to blame."""
 
-import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from threading import Barrier, Event
 from typing import Any
 
+import psutil
 import pytest
 
-from recipe.async_dapo.rollout.reward_isolation import RewardProcesses
-from recipe.async_dapo.rollout.started_process import RewardNotLoaded, RewardProcessKilled
+from recipe.async_dapo.rollout import reward_isolation
+from recipe.async_dapo.rollout.reward_isolation import (
+    RewardFunction,
+    RewardNotLoaded,
+    RewardProcess,
+    RewardProcessDied,
+    RewardProcesses,
+    RewardProcessKilled,
+)
 
-from ..support.fakes import ScriptedProcess
-from ..support.simulation import now_s, settle
-
-TIMEOUT_S = 60.0
-START_S = 5.0
+FUNCTION = RewardFunction(path="reward.py", name="compute_score", timeout_s=60.0)
+PATIENCE_S = 30.0  # what has not ended by then hangs
 
 
-class Processes:
-    """Starts processes and remembers them."""
+class ScriptedProcess:
+    """A reward process. A call does what its argument `does`; where that raises, the process has ended."""
 
-    def __init__(self, *, takes_many: bool = False) -> None:
+    def __init__(self) -> None:
+        self.has_ended = Event()
+        self._is_busy = False
+
+    def is_alive(self) -> bool:
+        return not self.has_ended.is_set()
+
+    def ask(self, arguments: dict[str, Any]) -> Any:
+        assert self.is_alive() and not self._is_busy
+        self._is_busy = True
+        try:
+            return arguments["does"](self)
+        except Exception:
+            self.end()
+            raise
+        finally:
+            self._is_busy = False
+
+    def end(self) -> None:
+        self.has_ended.set()
+
+
+class Processes(RewardProcesses):
+    """With scripted ones; those that were started."""
+
+    def __init__(self, *, limit: int) -> None:
+        super().__init__(FUNCTION, limit=limit, start=self._begin)  # type: ignore[arg-type]
         self.started: list[ScriptedProcess] = []
-        self._takes_many = takes_many
 
-    async def start(self) -> ScriptedProcess:
-        await asyncio.sleep(START_S)
-        self.started.append(ScriptedProcess(takes_many=self._takes_many, timeout_s=TIMEOUT_S))
+    def _begin(self, function: RewardFunction) -> ScriptedProcess:
+        assert function is FUNCTION
+        self.started.append(ScriptedProcess())
         return self.started[-1]
 
     @property
     def alive(self) -> int:
-        return sum(process.is_alive for process in self.started)
+        return sum(process.is_alive() for process in self.started)
+
+    def call(self, does: Any = lambda _: "score") -> Future[Any]:
+        return self.submit({"does": does})
 
 
-async def result_of(worker: RewardProcesses, takes_s: float | None) -> tuple[Any, float]:
-    """What a call gives, and when [s]."""
-    try:
-        return await worker.call({"takes_s": takes_s}), now_s()
-    except RewardProcessKilled as error:
-        return type(error), now_s()
+@pytest.fixture
+def two() -> Iterator[Processes]:
+    processes = Processes(limit=2)
+    yield processes
+    processes.close()
 
 
-async def results_of(worker: RewardProcesses, *takes_s: float | None) -> list[tuple[Any, float]]:
-    async with asyncio.TaskGroup() as tasks:
-        calls = [tasks.create_task(result_of(worker, seconds)) for seconds in takes_s]
-    return [call.result() for call in calls]
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call waits for long before it may start a process."""
+    monkeypatch.setattr(reward_isolation, "SLOW_S", 0.01)
+
+
+def times_out(process: ScriptedProcess) -> Any:
+    raise RewardProcessKilled("no answer")
 
 
 @pytest.mark.parametrize("hanging", [1, 2, 5])
-async def test_given_calls_that_never_return_then_they_alone_fail_and_their_processes_are_replaced(hanging: int):
-    processes = Processes()
-    worker = RewardProcesses(processes.start, limit=2)
-    healthy = [0.1] * 20
-    results = await results_of(worker, *[None] * hanging, *healthy)
-    assert [result for result, _ in results] == [RewardProcessKilled] * hanging + ["score"] * 20
-    rounds = (hanging + 1) // 2  # two hang at a time
-    assert max(at_s for _, at_s in results) <= rounds * (TIMEOUT_S + START_S + 1) + 2 * START_S + 3
-    assert processes.alive <= 2
-    assert await worker.call({"takes_s": 1}) == "score"
+def test_given_calls_that_time_out_then_they_alone_fail_and_their_processes_are_replaced(
+    two: Processes, hanging: int
+) -> None:
+    lost, scored = [two.call(times_out) for _ in range(hanging)], [two.call() for _ in range(20)]
+    assert [type(call.exception(PATIENCE_S)) for call in lost] == [RewardProcessKilled] * hanging
+    assert [call.result(PATIENCE_S) for call in scored] == ["score"] * 20
+    assert len(two.started) >= 1 + hanging and two.alive <= 2
 
 
-async def test_given_one_call_that_never_returns_then_the_others_wait_for_a_second_process_and_no_longer() -> None:
-    worker = RewardProcesses(Processes().start, limit=2)
-    (killed, killed_s), *others = await results_of(worker, None, *[0.1] * 10)
-    assert (killed, killed_s) == (RewardProcessKilled, START_S + TIMEOUT_S)
-    assert [(result, at_s < 2 * START_S + 1 + 1.2) for result, at_s in others] == [("score", True)] * 10
+@pytest.mark.usefixtures("quick")
+def test_given_one_call_that_never_returns_then_the_others_have_a_second_process(two: Processes) -> None:
+    stuck = two.call(lambda process: process.has_ended.wait())
+    assert [two.call().result(PATIENCE_S) for _ in range(10)] == ["score"] * 10
+    assert not stuck.done() and len(two.started) == 2
 
 
-async def test_given_quick_calls_then_one_process_does_all_of_them_in_order() -> None:
-    processes = Processes()
-    worker = RewardProcesses(processes.start, limit=8)
-    results = await results_of(worker, *[0.5] * 20)
-    assert [at_s for _, at_s in results] == pytest.approx([START_S + 0.5 * (k + 1) for k in range(20)])
-    assert len(processes.started) == 1
+def test_given_quick_calls_then_one_process_does_all_of_them(two: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_isolation, "SLOW_S", PATIENCE_S)
+    calls = [two.call() for _ in range(50)]
+    assert [call.result(PATIENCE_S) for call in calls] == ["score"] * 50
+    assert len(two.started) == 1
 
 
-async def test_given_slow_calls_then_as_many_processes_as_allowed_share_them() -> None:
-    processes = Processes()
-    await results_of(RewardProcesses(processes.start, limit=3), *[30.0] * 12)
+@pytest.mark.usefixtures("quick")
+def test_given_slow_calls_then_as_many_processes_as_allowed_share_them() -> None:
+    processes, at_once = Processes(limit=3), Barrier(3)
+    calls = [processes.call(lambda _: at_once.wait(PATIENCE_S)) for _ in range(12)]
+    assert sorted(call.result(PATIENCE_S) for call in calls) == [0] * 4 + [1] * 4 + [2] * 4
     assert len(processes.started) == 3
-    assert now_s() < 12 * 30 / 3 + 30
+    processes.close()
 
 
-async def test_given_a_coroutine_function_then_its_calls_share_one_process() -> None:
-    processes = Processes(takes_many=True)
-    results = await results_of(RewardProcesses(processes.start, limit=4), *[30.0] * 500)
-    assert len(processes.started) == 1
-    assert results == [("score", START_S + 30.0)] * 500
+def test_given_a_process_that_ends_between_calls_then_the_next_call_has_another(two: Processes) -> None:
+    for _ in range(3):
+        assert two.call().result(PATIENCE_S) == "score"
+        two.started[-1].end()
+    assert len(two.started) == 3
 
 
-async def test_given_a_coroutine_that_blocks_when_others_share_its_process_then_it_alone_fails() -> None:
-    processes = Processes(takes_many=True)
-    worker = RewardProcesses(processes.start, limit=2)
-    results = await results_of(worker, 70.0 - 10, None, *[65.0] * 6)
-    assert [result for result, _ in results] == ["score", RewardProcessKilled] + ["score"] * 6
-    assert await worker.call({"takes_s": 1}) == "score"
-
-
-async def test_given_a_process_that_cannot_start_then_each_call_has_the_error_and_none_waits_for_ever() -> None:
-    async def cannot() -> ScriptedProcess:
-        await asyncio.sleep(START_S)
+def test_given_a_process_that_cannot_start_then_each_call_has_the_error_and_none_waits_for_ever() -> None:
+    def cannot(_: RewardFunction) -> Any:
         raise RewardNotLoaded("no such module")
 
-    worker = RewardProcesses(cannot, limit=2)
-    for _ in range(3):
-        with pytest.raises(RewardNotLoaded):
-            await worker.call({"takes_s": 1})
+    processes = RewardProcesses(FUNCTION, limit=2, start=cannot)
+    calls = [processes.submit({}) for _ in range(5)]
+    assert [type(call.exception(PATIENCE_S)) for call in calls] == [RewardNotLoaded] * 5
 
 
-async def test_given_calls_cancelled_at_any_time_then_their_places_are_free() -> None:
-    worker = RewardProcesses(Processes().start, limit=2)
-    for cancelled_s in (0, 1, START_S, START_S + 1, START_S + 3, 20):
-        calls = [asyncio.create_task(result_of(worker, 2.0)) for _ in range(6)]
-        await asyncio.sleep(cancelled_s)
-        for call in calls[::2]:
-            call.cancel()
-        await asyncio.wait(calls)
-    await settle()
-    assert await worker.call({"takes_s": 1}) == "score"
+def test_given_a_call_that_runs_when_the_processes_are_closed_then_it_ends_and_the_others_never_begin() -> None:
+    processes, began = Processes(limit=1), Event()
+
+    def waits(process: ScriptedProcess) -> None:
+        began.set()
+        process.has_ended.wait()
+        raise RewardProcessDied
+
+    running, waiting = processes.call(waits), processes.call()
+    assert began.wait(PATIENCE_S)
+    processes.close()
+    assert isinstance(running.exception(PATIENCE_S), RewardProcessDied) and waiting.cancelled()
+
+
+STARTS_ANOTHER = """
+import ctypes, os, subprocess
+from pathlib import Path
+
+def compute_score(place, then):
+    Path(place).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+    if then == "hangs":
+        ctypes.PyDLL(None).sleep(1000)  # holds the interpreter
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "error", "text"),
+    [
+        ("hangs", RewardProcessKilled, "no answer within 1.0 s; its process has been killed"),
+        ("exits", RewardProcessDied, "its process has ended (exit code 3)"),
+    ],
+)
+def test_given_a_function_that_started_a_process_when_it_hangs_or_exits_then_that_ends_with_it(
+    tmp_path: Path, then: str, error: type[Exception], text: str
+) -> None:
+    (tmp_path / "reward.py").write_text(STARTS_ANOTHER)
+    function = RewardFunction(path=str(tmp_path / "reward.py"), name="compute_score", timeout_s=1.0)
+    process = RewardProcess(function)
+    with pytest.raises(error) as raised:
+        process.ask({"place": str(tmp_path / "pid"), "then": then})
+    assert str(raised.value) == text and not process.is_alive()
+    deadline = time.monotonic() + PATIENCE_S
+    with suppress(psutil.NoSuchProcess):
+        started = psutil.Process(int((tmp_path / "pid").read_text()))
+        while started.status() != psutil.STATUS_ZOMBIE:  # the kernel takes it down
+            assert time.monotonic() < deadline, "it has outlived the call"
+            time.sleep(0.01)

@@ -15,7 +15,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 
 from recipe.async_dapo.weights import adapter as adapter_module
-from recipe.async_dapo.weights.adapter import BoundedServerAdapter, EngineWatch
+from recipe.async_dapo.weights.adapter import EngineWatch, WeightSender
+from recipe.async_dapo.weights.stream import PROOF
 
 from ..support.weight_ends import Call
 
@@ -68,8 +69,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     return server
 
 
-def make_adapter(folder: Path, server: FakeServer, *, timeout_s: float = PATIENCE_S) -> BoundedServerAdapter:
-    adapter = object.__new__(BoundedServerAdapter)
+def make_adapter(folder: Path, server: FakeServer, *, timeout_s: float = PATIENCE_S) -> WeightSender:
+    adapter = object.__new__(WeightSender)
     adapter.config = SimpleNamespace(
         tensor_model_parallel_size=1,
         data_parallel_size=1,
@@ -82,10 +83,11 @@ def make_adapter(folder: Path, server: FakeServer, *, timeout_s: float = PATIENC
     adapter._has_server, adapter.server_handle = True, server
     adapter.use_shm, adapter.zmq_handle = True, f"ipc://{folder}/socket"
     adapter._timeout_s, adapter._servers, adapter._watch, adapter._is_lost = timeout_s, [], None, False
+    adapter._run = "session/job"
     return adapter
 
 
-def update(adapter: BoundedServerAdapter, stream: Stream, *, meanwhile: Any = None) -> None:
+def update(adapter: WeightSender, stream: Stream, *, meanwhile: Any = None) -> None:
     """A weight update; `meanwhile` runs in a thread of its own, as the engine does."""
 
     async def main() -> None:
@@ -100,13 +102,13 @@ def update(adapter: BoundedServerAdapter, stream: Stream, *, meanwhile: Any = No
         thread.join()
 
 
-def receive_all(adapter: BoundedServerAdapter, into: list[str]) -> None:
+def receive_all(adapter: WeightSender, into: list[str]) -> None:
     """What an engine does: verl's code."""
     receiver = BucketedWeightReceiver(adapter.zmq_handle, torch.device("cpu"), use_shm=True)
     receiver.receive_weights(lambda weights, is_last: into.extend(name for name, _ in weights))
 
 
-def receive_one_bucket(adapter: BoundedServerAdapter) -> None:
+def receive_one_bucket(adapter: WeightSender) -> None:
     """An engine that takes the buffer and its first filling, and then answers no more."""
     with zmq.Context() as context, context.socket(zmq.REP) as socket:
         socket.connect(adapter.zmq_handle)
@@ -123,7 +125,7 @@ def test_given_a_living_engine_then_it_gets_all_weights_and_their_version(tmp_pa
         server.call("collective_rpc").future().set_result(None)
 
     update(adapter, stream, meanwhile=engine)
-    assert received == [name for name, _ in TENSORS]
+    assert received == [*(name for name, _ in TENSORS), PROOF]
     assert server.named("clear_kv_cache") == server.named("set_global_steps") == 1 and not server.is_killed
 
 

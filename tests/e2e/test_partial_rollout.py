@@ -6,13 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from recipe.async_dapo.core.prompt_history import PassCount
-from recipe.async_dapo.record.checkpoint_folder import verify
-from recipe.async_dapo.record.data_history import fingerprint
-from recipe.async_dapo.record.history import KEY, load_history, write_history
+from recipe.async_dapo.record.checkpoint_folder import read_pool, verify
 from recipe.async_dapo.startup.output_check import NEWEST_FILE
+from recipe.async_dapo.training.checkpoints import from_frames
 from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
 
@@ -21,8 +19,7 @@ from ..support.weights_by_hand import WeighedRun, assert_weighed, switches_of, t
 
 SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 4, 8
 DATA_SET = 48  # prompts: visited a second time before the kill, and a third time after it
-SAVED_HISTORY = "saved_history.json"
-EARLIER = "a prompt of an earlier run"
+SAVED = "saved"  # a copy of the checkpoint, which the second life deletes
 TOLERANCE = 1e-4  # nats, float32
 
 OVERRIDES = (
@@ -43,18 +40,14 @@ OVERRIDES = (
 @pytest.fixture(scope="module")
 def killed_and_resumed(assets, tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("partial")
-    history = folder.with_name("history.json")  # beside the run, which is moved
-    data_set = fingerprint(OmegaConf.create({"data": {"train_files": str(assets.train_file)}}))
-    write_history(str(history), {EARLIER: PassCount(right=1.0, wrong=7.0, visits=1)}, data_set)
-    overrides = (*OVERRIDES, f"{KEY}={history}")
     life = partial(train, assets, steps=LAST_STEP, strategy="partial")
-    life(folder, overrides=overrides, kill_at=KILLED_STEP)
+    life(folder, overrides=OVERRIDES, kill_at=KILLED_STEP)
     folder = folder.rename(folder.with_name("moved"))
-    shutil.copy(history, folder / SAVED_HISTORY)
+    shutil.copytree(folder / "checkpoints" / f"global_step_{SAVED_STEP}", folder / SAVED)
     (folder / "checkpoints" / f"global_step_{KILLED_STEP}").mkdir()  # a save that did not get far
     (folder / "checkpoints" / NEWEST_FILE).write_text(str(KILLED_STEP))
     path = os.pathsep.join([str(PLUGIN_PATH), str(renamed_recipe(folder / "code"))])
-    overrides = (*overrides, "async_dapo.drafts=suffix")  # in this life only
+    overrides = (*OVERRIDES, "async_dapo.drafts=suffix")  # in this life only
     return life(folder, overrides=overrides, module="inspected_copy", environment={"PYTHONPATH": path})
 
 
@@ -69,6 +62,10 @@ def renamed_recipe(checkout: Path) -> Path:
             program = program.replace(old, new)
         (checkout / f"{copy}.py").write_text(program)
     return checkout
+
+
+def history_in(checkpoint: Path) -> dict[str, PassCount]:
+    return from_frames(read_pool(checkpoint)).history
 
 
 @pytest.fixture(scope="module")
@@ -142,18 +139,14 @@ def test_given_a_history_when_prompts_come_again_then_some_are_skipped_and_a_res
     killed_and_resumed,
 ):
     folder, last = killed_and_resumed.folder, killed_and_resumed.steps[-1]
-    saved = load_history(str(folder / SAVED_HISTORY))
-    assert saved.prompts.pop(EARLIER).visits == 1, "the file of an earlier run was not read"
-    assert 0 < len(saved.prompts) <= DATA_SET
+    saved, counts = map(history_in, (folder / SAVED, folder / "checkpoints" / f"global_step_{LAST_STEP}"))
+    assert saved and counts.keys() >= saved.keys(), "the resumed run forgot prompts"
+    assert len(counts) <= DATA_SET and max(count.visits for count in counts.values()) >= 2
     assert sum(killed_and_resumed.metric("async_dapo/selection/skipped_prompts")) > 0
     assert max(killed_and_resumed.metric("async_dapo/ledger/deferred")) > 0
-    counts = load_history(str(folder.with_name("history.json")))
-    assert counts.data_set == saved.data_set and len(counts.prompts) <= DATA_SET + 1
-    assert counts.prompts.keys() >= saved.prompts.keys(), "the resumed run forgot prompts"
-    assert max(count.visits for count in counts.prompts.values()) >= 2
     ended = sum(last[f"async_dapo/ledger/{term}"] for term in ("trained", "filtered"))
     carried = killed_and_resumed.inspections[-1]["carried"]
-    assert sum(count.visits for count in counts.prompts.values()) == 1 + ended + carried
+    assert sum(count.visits for count in counts.values()) == ended + carried
 
 
 def test_given_a_damaged_newest_checkpoint_when_training_resumes_then_it_says_which_one_it_took(killed_and_resumed):

@@ -16,15 +16,17 @@ from tensordict import TensorDict
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.protocol import DataProto
 
-from recipe.async_dapo.rollout import started_process
-from recipe.async_dapo.rollout.reward_isolation import isolate_reward
-from recipe.async_dapo.rollout.started_process import RewardProcessDied, RewardProcessKilled, RewardRaised
+from recipe.async_dapo.rollout.reward_isolation import (
+    RewardProcessDied,
+    RewardProcessKilled,
+    RewardRaised,
+    isolate_reward,
+)
 
 from ..support.composed_runs import compose_run, valid_overrides, write_files
 from ..support.scripted_reward import reward_options
 
 TIMEOUT_S = 4.0
-GRACE_S = 1.0  # of coroutines; the recipe's own would be most of this test's time
 PATIENCE_S = 120.0  # what has not ended by then hangs
 REWARD_FUNCTION = """
 import asyncio, ctypes, os, signal, sys
@@ -71,16 +73,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
     return config
 
 
-def start_worker(config: DictConfig, *overrides: str) -> ActorHandle:
+def start_worker(config: DictConfig, *overrides: str, processes: int | None = 2) -> ActorHandle:
     config = OmegaConf.merge(config, OmegaConf.from_dotlist(["reward.num_workers=1", *overrides]))
-    isolate_reward(config, reward_options(timeout_s=TIMEOUT_S, processes=2))
-
-    def shorten_grace(_: RewardLoopWorker) -> None:
-        started_process.GRACE_S = GRACE_S
-
-    worker = ray.remote(num_cpus=0)(RewardLoopWorker).remote(config, None)
-    worker.__ray_call__.remote(shorten_grace)
-    return worker
+    isolate_reward(config, reward_options(timeout_s=TIMEOUT_S, processes=processes))
+    return ray.remote(num_cpus=0)(RewardLoopWorker).remote(config, None)
 
 
 def sample(source: str, folder: Path) -> DataProto:
@@ -157,3 +153,14 @@ def test_given_rewards_that_hang_interrupt_exit_or_die_then_they_alone_fail_and_
     while any(is_running(int(name)) for name in os.listdir(tmp_path)):
         assert time.monotonic() < deadline, "a reward process has outlived its worker"
         time.sleep(0.05)
+
+
+def test_given_a_coroutine_function_in_verls_own_worker_then_a_call_that_interrupts_or_exits_fails_alone(
+    config, tmp_path
+):
+    worker = start_worker(config, *KINDS["coroutine"], processes=None)
+    results = asyncio.run(score_all(worker, ["interrupts", "healthy", "exits", "healthy"], tmp_path))
+    assert results[1::2] == [1.0, 1.0] and all(isinstance(one, RewardRaised) for one in results[::2])
+    assert results[0].cause.summary.startswith("KeyboardInterrupt() at reward.py:")
+    assert len(os.listdir(tmp_path)) == 1, "one process has run all calls"
+    ray.kill(worker)

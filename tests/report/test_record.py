@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.record import keys, run_record
-from recipe.async_dapo.record.run_files import read_lines
+from recipe.async_dapo.record import keys
+from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, read_lines
 from recipe.async_dapo.record.run_record import RunDescription, StepRecord, all_causes, read_steps
+from recipe.async_dapo.training import recorder as recorder_module
 from recipe.async_dapo_lab.run_files import LENGTHS_FILE, SAMPLES_FILE
 
 from ..support.recorded_runs import ScriptedRecorder
@@ -20,7 +21,7 @@ VALIDATED = {"val-core/math/acc/mean@1": 0.5}
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of day, which the test sets."""
     now = [1000.0]
-    monkeypatch.setattr(run_record.time, "time", lambda: now[0])
+    monkeypatch.setattr(recorder_module.time, "time", lambda: now[0])
     return now
 
 
@@ -30,7 +31,7 @@ def start(folder: Path, clock: list[float], causes: dict[str, int] | None = None
 
 
 def steps(folder: Path) -> list[StepRecord]:
-    return read_steps(folder / run_record.STEPS_FILE)
+    return read_steps(folder / STEPS_FILE)
 
 
 def three_steps(folder: Path, clock: list[float]) -> None:
@@ -52,7 +53,7 @@ def test_a_run_has_a_line_a_step_with_its_time_and_what_groups_failed_of(tmp_pat
         (1, 7.0, TRAINED),
     ]
     assert all_causes(steps(tmp_path / "run")) == {"reward_error: KeyError('a') at reward.py:3": 4}
-    assert json.loads((tmp_path / "run" / run_record.RUN_FILE).read_text())["system"] == "partial, first_completed"
+    assert json.loads((tmp_path / "run" / RUN_FILE).read_text())["system"] == "partial, first_completed"
 
 
 def test_a_resumed_run_goes_on_with_the_record_and_its_clock(tmp_path: Path, clock: list[float]) -> None:

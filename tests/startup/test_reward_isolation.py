@@ -1,12 +1,13 @@
 """verl is given a function that hands calls to processes; the user's is what runs in them."""
 
 import asyncio
+import functools
 
 import pytest
 
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.rollout import reward_isolation
-from recipe.async_dapo.rollout.reward_isolation import isolate_reward
+from recipe.async_dapo.rollout.reward_isolation import NoScore, RewardRaised, isolate_reward
 from recipe.async_dapo.startup.preflight import check_all
 
 from .test_reward import write_reward
@@ -34,11 +35,29 @@ def test_verls_managers_have_a_coroutine_function_but_for_the_one_that_takes_non
     assert custom.reward_kwargs.isolated.function.path == path
 
 
-@pytest.mark.parametrize(("kind", "name"), [("def", "compute_score_blocking"), ("async def", "compute_score")])
-def test_a_manager_of_the_users_has_a_function_of_the_kind_of_his_own(run, tmp_path, kind, name):
+USERS = "reward.reward_manager.source=importlib"
+NUMBER = "async_dapo.reward.processes=4"
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "name"),
+    [
+        ("def", [USERS], "compute_score_blocking"),
+        ("async def", [], "compute_score_here"),
+        ("async def", [USERS], "compute_score_here"),
+        ("async def", [NUMBER], "compute_score"),
+        ("async def", [USERS, NUMBER], "compute_score"),
+        ("async def", [REMOTE], "compute_score_blocking"),
+    ],
+)
+def test_a_coroutine_function_stays_in_verls_worker_and_the_users_manager_has_the_kind_it_knows(
+    run, tmp_path, kind, overrides, name
+):
     path = write_reward(tmp_path, "return 1.0", kind=kind)
-    config = run(f"reward.custom_reward_function.path={path}", "reward.reward_manager.source=importlib")
+    config = run(f"reward.custom_reward_function.path={path}", *overrides)
     assert isolated(config).name == name
+    limit_s = AsyncDAPOConfig.from_hydra(config).reward.call_limit_s
+    assert (limit_s is None) == (name != "compute_score_here"), "without a process its worker may be blocked"
 
 
 def test_without_a_function_verls_own_is_isolated_and_a_sandbox_is_left_to_verl(run):
@@ -67,7 +86,7 @@ def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_fir
     )
     check_all(config)
     settings = isolated(config).reward_kwargs.isolated
-    monkeypatch.setattr(reward_isolation, "_host", None)
+    monkeypatch.setattr(reward_isolation, "_processes", None)
     call = {
         "data_source": "",
         "solution_str": "",
@@ -81,6 +100,37 @@ def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_fir
 
     expected = {"score": 1.0, "acc": 3, "solution": "theirs", "router": "here"}
     assert asyncio.run(main()) == reward_isolation.compute_score_blocking(isolated=settings, **call) == expected
-    host = reward_isolation._host
-    assert host._processes._unused_permits == 5 - 1
-    asyncio.run_coroutine_threadsafe(host._processes.close(), host._loop).result(60)
+    assert reward_isolation._processes._threads._max_workers == 5
+    reward_isolation._processes.close()
+
+
+WAITS = """
+import asyncio
+
+async def compute_score(solution_str, scale):
+    match solution_str:
+        case "waits":
+            await asyncio.sleep(10**6)
+        case "interrupts":
+            raise KeyboardInterrupt
+        case "nothing":
+            return None
+    return {"score": scale, "answer": object}
+"""
+
+
+def test_a_coroutine_function_without_a_process_ends_at_its_limit_and_returns_plain_data(run, tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text(WAITS)
+    kwargs = "+reward.custom_reward_function.reward_kwargs={scale: 3}"
+    config = run(f"reward.custom_reward_function.path={path}", kwargs, "async_dapo.reward.timeout_s=0.1")
+    score = functools.partial(reward_isolation.compute_score_here, isolated=isolated(config).reward_kwargs.isolated)
+    assert asyncio.run(score(solution_str="", scale=1)) == {"score": 3, "answer": "<class 'object'>"}
+    for answer, error, text in (
+        ("waits", TimeoutError, "no answer within 0.1 s"),
+        ("interrupts", RewardRaised, "KeyboardInterrupt() at reward.py:9"),
+        ("nothing", NoScore, "compute_score of reward.py returns None, which is no number"),
+    ):
+        with pytest.raises(error) as raised:
+            asyncio.run(score(solution_str=answer))
+        assert str(raised.value) == text

@@ -3,12 +3,13 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from recipe.async_dapo.core.concurrency import LoadSample
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.record.run_record import RunDescription, RunRecorder
+from recipe.async_dapo.record.run_record import RunDescription
+from recipe.async_dapo.training.recorder import Recorder
 from recipe.async_dapo_lab.report.record import LabRecord
 from recipe.async_dapo_lab.report.timeline import Span, StepTimeline
 
@@ -64,20 +65,22 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
     }
 
 
-@dataclass
-class ScriptedSource:
+class ScriptedRecorder(Recorder):
     """Steps of 40 s, each with 28 s of rollout on two engines; writes what the lab's recorder does."""
 
-    causes: Mapping[str, int] = field(default_factory=dict)
-    began_s: float = 0.0
+    def __init__(self, folder: Path, description: RunDescription, causes: dict[str, int]) -> None:
+        super().__init__()
+        self.write_to(folder, description)
+        self.causes, self.began_s = causes, 0.0
 
-    def take_causes(self) -> Mapping[str, int]:
+    def take_causes(self) -> dict[str, int]:
         return self.causes
 
     def begin_record(self, folder: Path, *, started_s: float, first_step: int) -> None:
         self.record = LabRecord(folder, started_s=started_s, first_step=first_step)
 
-    def log(self, data: Mapping[str, float], step: int) -> None:
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        super().log(data, step)
         self.record.add(step, self.take_timeline(), lengths=[{"step": step}])
 
     def take_timeline(self) -> StepTimeline:
@@ -91,19 +94,7 @@ class ScriptedSource:
 SHARES = (0.89, 0.1, 0.01, 0.0, 0.0)
 
 
-class ScriptedRecorder:
-    """The loggers of a run that has the lab's recorder."""
-
-    def __init__(self, folder: Path, description: RunDescription, causes: Mapping[str, int]) -> None:
-        source = ScriptedSource(causes)
-        self._loggers = RunRecorder(folder, description, source), source
-
-    def log(self, data: Mapping[str, float], step: int) -> None:
-        for one in self._loggers:
-            one.log(data, step)
-
-
-def recorder_of(folder: Path, causes: Mapping[str, int] | None = None) -> ScriptedRecorder:
+def recorder_of(folder: Path, causes: dict[str, int] | None = None) -> ScriptedRecorder:
     description = RunDescription(
         name="math/partial", system="partial, first_completed", started_s=0.0, gpus=8, settings={"rollout.n": 16}
     )

@@ -14,44 +14,11 @@ from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 from recipe.async_dapo.separate.rolling_update import Phase
 
 from .fakes import FakeHandle, ScriptedServer, token_at
+from .separate_cluster import WeightTaker
 from .simulation import settle
 
 LATENCY_S = 0.01
 PLACES = 4
-
-
-class WeightTaker:
-    """The worker beside an engine, which looks at what the engine does meanwhile.
-
-    Attributes:
-        transfer_s: of an update [s].
-        fails: what it raises instead; None = nothing.
-        hangs: it never ends.
-        taken: versions, in order.
-    """
-
-    def __init__(self, server: FakeHandle, *, transfer_s: float, strategy: RolloutStrategy) -> None:
-        self._server = server
-        self._strategy = strategy
-        self.transfer_s = transfer_s
-        self.fails: Exception | None = None
-        self.hangs = False
-        self._never = asyncio.Event()  # held, as nothing else would keep a call that hangs
-        self.taken: list[int] = []
-
-    async def take_weights(self, version: int, buckets: list[str]) -> None:
-        server: ScriptedServer = self._server.target
-        assert buckets == [f"weights {version}"], "the engine would be told of another version"
-        assert not server.generates
-        assert self._strategy is not RolloutStrategy.CONSISTENT or not server.running
-        if self.fails is not None:
-            raise self.fails
-        if self.hangs:
-            await self._never.wait()
-        await asyncio.sleep(self.transfer_s)
-        assert not server.generates
-        server.global_steps = version
-        self.taken.append(version)
 
 
 class NotedVersions:

@@ -1,4 +1,4 @@
-"""Scripted rewards: of verl's worker, and of the processes that run a reward function."""
+"""Scripted rewards, of verl's worker."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,6 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from recipe.async_dapo.config.options import RewardConfig
 from recipe.async_dapo.config.values import OnRewardError
-from recipe.async_dapo.rollout.started_process import CallLost, RewardProcessKilled
 
 
 def reward_options(**changes: Any) -> RewardConfig:
@@ -43,41 +42,3 @@ class ScriptedReward:
             raise attempt
         outputs[-1].reward_score = attempt
         outputs[-1].extra_fields["reward_extra_info"] = {} if self._metric is None else {self._metric: attempt}
-
-
-class ScriptedProcess:
-    """A reward process. How long a call takes is its argument `takes_s` [s]; None = it never returns.
-
-    Args:
-        takes_many: its function is a coroutine function.
-        timeout_s: longest time a call may run [s].
-    """
-
-    def __init__(self, *, takes_many: bool = False, timeout_s: float = 60.0) -> None:
-        self.takes_many = takes_many
-        self.is_alive = True
-        self._timeout_s = timeout_s
-        self._ended = asyncio.Event()
-        self.running = 0
-
-    async def ask(self, arguments: dict[str, Any]) -> str:
-        assert self.is_alive and (self.takes_many or not self.running)
-        self.running += 1
-        takes_s = arguments["takes_s"]
-        try:
-            async with asyncio.timeout(self._timeout_s if takes_s is None else takes_s):
-                await self._ended.wait()
-            raise CallLost
-        except TimeoutError:
-            if takes_s is not None:
-                return "score"
-            await self.end()
-            if self.running > 1:
-                raise CallLost from None
-            raise RewardProcessKilled("no answer") from None
-        finally:
-            self.running -= 1
-
-    async def end(self) -> None:
-        self.is_alive = False
-        self._ended.set()

@@ -22,7 +22,6 @@ from recipe.async_dapo.separate.rolling_update import Phase
 from recipe.async_dapo.separate.trainer import RollingReplayBuffer, rolling_update
 
 from .fakes import FakeHandle, RemoteCall, ScriptedServer
-from .rolling_world import WeightTaker
 from .simulated_cluster import VERLS, Cluster
 from .simulated_options import options
 from .simulation import REMOTE
@@ -44,6 +43,41 @@ class Seen:
     looks: int = 0
     busy: dict[str, int] = field(default_factory=dict)  # server -> looks at which it was generating
     most_out: int = 0  # engines that took no requests, at once
+
+
+class WeightTaker:
+    """The worker beside an engine, which looks at what the engine does meanwhile.
+
+    Attributes:
+        transfer_s: of an update [s].
+        fails: what it raises instead; None = nothing.
+        hangs: it never ends.
+        taken: versions, in order.
+        is_well_asked: it was always asked for the newest weights by their version, while its engine was at rest.
+    """
+
+    def __init__(self, server: FakeHandle, *, transfer_s: float, strategy: RolloutStrategy) -> None:
+        self._server = server
+        self._strategy = strategy
+        self.transfer_s = transfer_s
+        self.fails: Exception | None = None
+        self.hangs = False
+        self._never = asyncio.Event()  # held, as nothing else would keep a call that hangs
+        self.taken: list[int] = []
+        self.is_well_asked = True
+
+    async def take_weights(self, version: int, buckets: list[str]) -> None:
+        server: ScriptedServer = self._server.target
+        drained = self._strategy is not RolloutStrategy.CONSISTENT or not server.running
+        self.is_well_asked &= buckets == [f"weights {version}"] and not server.generates and drained
+        if self.fails is not None:
+            raise self.fails
+        if self.hangs:
+            await self._never.wait()
+        await asyncio.sleep(self.transfer_s)
+        self.is_well_asked &= not server.generates
+        server.global_steps = version
+        self.taken.append(version)
 
 
 class SeparateCluster(Cluster):
@@ -145,6 +179,10 @@ class SeparateCluster(Cluster):
                 if self._server_of(name).generates and self._server_of(name).running:
                     seen.busy[name] = seen.busy.get(name, 0) + 1
 
+    @property
+    def living(self) -> list[ScriptedServer]:
+        return [handle.target for handle in self.server_handles if not handle.is_dead]
+
     def _server_of(self, name: str) -> ScriptedServer:
         return self.servers[int(name.removeprefix("server-"))]
 
@@ -152,6 +190,7 @@ class SeparateCluster(Cluster):
 
     def check(self, batch: KVBatchMeta) -> None:
         self.check_batch(batch)
+        assert all(taker.is_well_asked for taker in self.takers.values()), "by another version, or while it generates"
         most = self.options.max_loads_per_server or 999
         assert all(server.max_running <= most for server in self.servers)
 
@@ -160,6 +199,14 @@ class SeparateCluster(Cluster):
         self.lengths.append(len(fields["responses"]))
         if self.options.max_staleness is not None and not self.accepts_withheld:
             assert min(fields["policy_versions"]) >= self.step_number - 1 - self.options.max_staleness
+
+    def check_caught_up(self) -> None:
+        """All engines that are left have the newest weights, and generate."""
+        self.engines.await_newest_weights()
+        self.run_for(10.0)
+        versions = self.versions()
+        assert versions and set(versions.values()) == {self.step_number}
+        assert all(self._server_of(name).generates for name in versions)
 
     def check_at_rest(self) -> None:
         """No round is open: engines have what is frozen in them, and nothing else."""

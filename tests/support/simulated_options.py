@@ -14,7 +14,7 @@ from .scripted_reward import reward_options
 STRATEGIES = pytest.mark.parametrize("strategy", list(RolloutStrategy))
 
 MAX_LENGTH_TOK = 1000
-UNIFORM = Selection(by=SelectBy.UNIFORM, history_file=None, forgetting=0.5, exploration=0.2, defer_steps=3)
+UNIFORM = Selection(by=SelectBy.UNIFORM, forgetting=0.5, exploration=0.2, defer_steps=3)
 
 
 def options(**changes: Any) -> AsyncDAPOConfig:

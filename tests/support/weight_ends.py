@@ -11,8 +11,7 @@ import pytest
 import ray
 import torch
 
-from recipe.async_dapo.weights.adapter import EngineWatch
-from recipe.async_dapo.weights.sender import WeightSender
+from recipe.async_dapo.weights.adapter import EngineWatch, WeightSender
 from recipe.async_dapo.weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver
 
 FIRST_JOB = "01000000"  # of every Ray cluster

@@ -1,29 +1,36 @@
 """Which trajectories make a mini-batch, and which training rank gets which of them."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 Partition = Callable[[Sequence[int], int], Sequence[Sequence[int]]]
 
 
 def balanced_order(
-    keys: Sequence[str], work: Sequence[int], *, ranks: int, rows: int, partition: Partition
+    keys: Sequence[str], work: Sequence[int], padding: Sequence[bool], *, ranks: int, rows: int, partition: Partition
 ) -> list[int]:
     """The order in which training ranks have equal work in every mini-batch, and in all of them together.
 
     Each rank takes an equal part of the batch, from the front, and cuts it into mini-batches in that order. Which ones
-    are in a mini-batch goes by names, which say nothing of length or age; those of a prompt group stay together.
+    are in a mini-batch goes by names, which say nothing of length or age; those of a prompt group stay together. Every
+    mini-batch has as many that are no padding: one that had few of them would move the model as far as the others.
 
     Args:
         keys: names of the trajectories, in which the group's comes first.
         work: of each trajectory.
+        padding: whether it is padding, with which the batch was filled up.
         rows: trajectories of a mini-batch over all ranks, a multiple of `ranks`, which divides the batch.
         partition: of such work into parts of one size, whose sums are as equal as can be: the indices of each part.
     """
-    by_name = sorted(range(len(keys)), key=keys.__getitem__)
+    by_name = [i for i in sorted(range(len(keys)), key=keys.__getitem__) if not padding[i]]
+    fillers = [i for i in range(len(keys)) if padding[i]]
+    updates = len(keys) // rows
+    cuts = [len(by_name) * update // updates for update in range(updates + 1)]
     of_rank: list[list[int]] = [[] for _ in range(ranks)]
     done = [0] * ranks
-    for first in range(0, len(by_name), rows):
-        mini = by_name[first : first + rows]
+    for first, end in pairwise(cuts):
+        mini = by_name[first:end]
+        mini += [fillers.pop() for _ in range(rows - len(mini))]
         parts = [[mini[i] for i in part] for part in partition([work[i] for i in mini], ranks)]
         sums = [sum(work[i] for i in part) for part in parts]
         heaviest_first = sorted(range(ranks), key=lambda part: -sums[part])

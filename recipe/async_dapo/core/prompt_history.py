@@ -112,14 +112,12 @@ class Selection:
 
     Args:
         by: uniform = the data loader's order, history = without what the history expects to teach nothing.
-        history_file: written with every checkpoint, and read at start if it exists; None = no file.
         forgetting: see `PromptHistory` [0-1].
         exploration: least probability with which a prompt is drawn, whatever its history [0-1, > 0].
         defer_steps: after so many steps a skipped prompt is drawn [steps, >= 1].
     """
 
     by: SelectBy
-    history_file: str | None
     exploration: float = 0.1
     forgetting: float = 0.5
     defer_steps: int = 100  # more than an epoch of common data sets, or nothing would be saved
@@ -127,7 +125,7 @@ class Selection:
     @property
     def records(self) -> bool:
         """Whether a history is kept."""
-        return self.by is SelectBy.HISTORY or self.history_file is not None
+        return self.by is SelectBy.HISTORY
 
     def most_looked_at(self, count: int) -> int:
         """Prompts that are looked at, at most, to draw `count`; the last of them are drawn whatever they are."""

@@ -1,99 +1,221 @@
 """The reward function that verl's reward workers load: it hands each call to a process that can be ended.
 
-verl's reward managers stay as they are, and call it like any other. What such a function may do wrong in verl's own
-worker, on one of its threads or on its event loop, ends nothing here but its own call: it never returns, exits, raises
-`KeyboardInterrupt`, breaks the interpreter.
+verl's reward managers stay as they are, and call it like any other. What a plain function may do wrong in verl's own
+worker ends nothing here but its own call: it never returns, exits, raises `KeyboardInterrupt`, breaks the interpreter.
+A coroutine function stays on the event loop of verl's worker, where as many of its calls run at once as come, unless
+`async_dapo.reward.processes` names a number.
 """
 
 import asyncio
+import functools
 import inspect
 import os
+import pickle
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
-from dataclasses import asdict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from multiprocessing import Pipe
+from pathlib import Path
+from queue import Empty, LifoQueue
 from typing import Any, cast
+from weakref import WeakSet
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ..config.options import RewardConfig
-from .reward_process import load
-from .started_process import CallLost, RewardFunction, RewardProcess
+from ..config.options import REWARD_IMPORT_LIMIT_S, RewardConfig
+from .reward_process import Answer, answer_of, failed, load, shown_name
 
-SLOW_S = 1.0  # while a call runs for longer than this, another process may start: it holds up no other
+PROGRAM = Path(__file__).with_name("reward_process.py")
+SLOW_S = 1.0  # a call that has waited for a process for longer than this may start another one
+MIN_PROCESSES = 2  # one that never returns may hold up no other call
 
 # What verl passes with every call, and is the same in all; a tokenizer takes as long to pack as an answer to score.
 SENT_ONCE = ("reward_router_address", "reward_model_tokenizer")
 MANAGERS_OF_PLAIN_FUNCTIONS = ("remote",)
-MIN_PROCESSES = 2  # one that never returns may hold up no other call
+
+_load = functools.cache(load)
+
+
+class RewardRaised(Exception):
+    """The reward function raised: what and where in one line, and the traceback."""
+
+    def __init__(self, summary: str, traceback: str) -> None:
+        super().__init__(summary, traceback)
+        self.summary, self.traceback = summary, traceback
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+class NoScore(RewardRaised):
+    """The reward function has returned neither a number nor a dict with one as `score`."""
+
+
+class RewardProcessKilled(TimeoutError):
+    """The reward function has not answered in time, and only the end of its process ended it."""
+
+
+class RewardProcessDied(Exception):
+    """The process ended while the reward function ran."""
+
+
+class RewardNotLoaded(Exception):
+    """The reward function cannot be imported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFunction:
+    """The user's function.
+
+    Attributes:
+        path: `pkg://` and a module, or a file.
+        constants: arguments that are the same in every call; they are sent once.
+        timeout_s: longest time a call may run [s].
+    """
+
+    path: str
+    name: str
+    timeout_s: float
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    def result_of(self, answer: Answer) -> Any:
+        """
+        Raises:
+            RewardRaised, TimeoutError: what the call is to blame for.
+        """
+        status, content = answer
+        if status == "timeout":
+            raise TimeoutError(content)
+        if status == "raised":
+            raise RewardRaised(*content)
+        if status == "no_score":
+            raise NoScore(f"{self.name} of {shown_name(self.path)} {content}", "")
+        return content
+
+
+class RewardProcess:
+    """A process for one call at a time. It imports the function ahead of its first one."""
+
+    def __init__(self, function: RewardFunction) -> None:
+        self._function = function
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-P", "-u", str(PROGRAM), str(theirs.fileno())],
+                stdin=subprocess.PIPE,  # never written to: it closes with the reward worker
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # it is killed with all that it has started
+            )
+        self._is_loaded = False
+
+    def is_alive(self) -> bool:
+        """Asked between calls: then nothing comes from the process but its end."""
+        if self._connection.poll():
+            self.end()
+        return self._popen.returncode is None
+
+    def ask(self, arguments: dict[str, Any]) -> Any:
+        """Run the function.
+
+        Raises:
+            RewardRaised, TimeoutError, RewardProcessDied, RewardNotLoaded: what the call is to blame for.
+        """
+        if not self._is_loaded:
+            self._load()
+        return self._function.result_of(self._exchange(arguments, limit_s=self._function.timeout_s))
+
+    def end(self) -> int:
+        """Kill the process with all that it has started. Returns its exit code. Called in any thread."""
+        if self._popen.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+        with self._popen:  # closes its input
+            return self._popen.wait()
+
+    def _load(self) -> None:
+        function, paths = self._function, [path or os.getcwd() for path in sys.path]
+        named = (function.path, function.name, function.constants)
+        try:
+            status, detail = self._exchange(paths, named, limit_s=REWARD_IMPORT_LIMIT_S)
+        except RewardProcessKilled:
+            what = f"its module has not been imported within {REWARD_IMPORT_LIMIT_S:.0f} s"
+            raise RewardNotLoaded(what) from None
+        except RewardProcessDied as error:
+            raise RewardNotLoaded(f"{error} on import") from None
+        if status == "failed":
+            self.end()
+            raise RewardNotLoaded(detail)
+        self._is_loaded = True
+
+    def _exchange(self, *messages: Any, limit_s: float) -> Any:
+        """What the process answers; it is ended if it does not.
+
+        Raises:
+            RewardProcessKilled: at the limit.
+            RewardProcessDied: if it has ended.
+        """
+        try:
+            for message in messages:
+                self._connection.send_bytes(pickle.dumps(message, protocol=5))
+            if self._connection.poll(limit_s):
+                return pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            code = self.end()
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            raise RewardProcessDied(f"its process has ended ({how})") from None
+        self.end()
+        raise RewardProcessKilled(f"no answer within {limit_s} s; its process has been killed")
 
 
 class RewardProcesses:
     """The processes of one reward worker: one that is too slow is killed and replaced. Calls wait in line for one;
     their time runs from when they have it.
 
-    A plain function has a process for itself while it runs. A coroutine function shares one with all its calls, which
-    end by cancellation; should it block that process all the same, or end it, its calls are tried again with a process
-    each: then it is known which was to blame, and the others have their scores.
-
     Args:
-        start: starts a process.
         limit: most processes at once [count, >= 1].
+        start: starts a process.
     """
 
-    def __init__(self, start: Callable[[], Awaitable[RewardProcess]], *, limit: int) -> None:
-        self._start = start
-        self._permits = asyncio.Semaphore(1)  # more are added while calls are slow
-        self._unused_permits = limit - 1
-        self._idle: list[RewardProcess] = []
-        self._shared: RewardProcess | None = None
+    def __init__(
+        self, function: RewardFunction, *, limit: int, start: Callable[[RewardFunction], RewardProcess] = RewardProcess
+    ) -> None:
+        self._start = functools.partial(start, function)
+        self._threads = ThreadPoolExecutor(limit, "reward-process")  # a call has one while it has a process
+        self._idle: LifoQueue[RewardProcess | None] = LifoQueue()
+        self._idle.put(None)  # the first process starts at once
+        self._started: WeakSet[RewardProcess] = WeakSet()
 
-    async def call(self, arguments: dict[str, Any]) -> Any:
-        """The reward function's result.
+    def submit(self, arguments: dict[str, Any]) -> Future[Any]:
+        """The reward function's result, or what `RewardProcess.ask` raises."""
+        return self._threads.submit(self._call, arguments)
 
-        Raises:
-            RewardRaised, RewardTimedOut, RewardProcessDied, RewardNotLoaded: what this call is to blame for.
-        """
-        async with self._permits:
-            process = self._shared
-            if process is None or not process.is_alive:
-                process = await self._take()
-            if not process.takes_many:
-                return await self._ask_alone(process, arguments)
-            self._shared = process
+    def close(self) -> None:
+        """End the processes, and with them the calls that run."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in tuple(self._started):
+            process.end()
+
+    def _call(self, arguments: dict[str, Any]) -> Any:
         try:
-            return await process.ask(arguments)
-        except CallLost:
-            async with self._permits:
-                return await self._ask_alone(await self._take(), arguments)
-
-    async def close(self) -> None:
-        """End the processes. No call may be running."""
-        for process in (*self._idle, *([self._shared] if self._shared else [])):
-            await process.end()
-
-    async def _take(self) -> RewardProcess:
-        while self._idle:
-            if (process := self._idle.pop()).is_alive:
-                return process
-        return await self._start()
-
-    async def _ask_alone(self, process: RewardProcess, arguments: dict[str, Any]) -> Any:
-        slow = asyncio.get_running_loop().call_later(SLOW_S, self._add_permit)
+            process = self._idle.get(timeout=SLOW_S)
+        except Empty:
+            process = None
         try:
-            return await process.ask(arguments)
+            if process is None or not process.is_alive():
+                process = self._start()
+                self._started.add(process)
+            return process.ask(arguments)
         finally:
-            slow.cancel()
-            self._idle.append(process)
-
-    def _add_permit(self) -> None:
-        if self._unused_permits > 0:
-            self._unused_permits -= 1
-            self._permits.release()
+            self._idle.put(process)
 
 
 def isolate_reward(config: DictConfig, options: RewardConfig) -> None:
-    """Put this module's function in the place of the user's, in place.
+    """Put one of this module's functions in the place of the user's, in place.
 
     A sandbox's rewards stay with verl, which limits how many of its requests are out over all threads of a worker.
     """
@@ -102,17 +224,18 @@ def isolate_reward(config: DictConfig, options: RewardConfig) -> None:
     if options.processes == 0 or (custom.path is None and reward.sandbox_fusion.url):
         return
     function = function_of(config, timeout_s=options.timeout_s)
-    is_plain = _wants_plain_function(reward, function)
+    is_async = inspect.iscoroutinefunction(_load(function.path, function.name))
+    is_registered = reward.reward_manager.source == "register"
+    # verl's managers await a coroutine function; one of the user's may know only the kind that his function is of.
+    is_plain = reward.reward_manager.name in MANAGERS_OF_PLAIN_FUNCTIONS if is_registered else not is_async
+    is_here = is_async and options.processes is None and not is_plain
+    chosen = compute_score_here if is_here else compute_score_blocking if is_plain else compute_score
+    settings = {"function": asdict(function), "processes": options.processes, "num_workers": reward.num_workers}
     with open_dict(config):
-        custom.path = f"pkg://{__name__}"
-        custom.name = "compute_score_blocking" if is_plain else "compute_score"
-        custom.reward_kwargs = {
-            "isolated": {
-                "function": asdict(function),
-                "processes": options.processes,
-                "num_workers": reward.num_workers,
-            }
-        }
+        if is_here:
+            config.async_dapo.reward.processes = 0
+        custom.path, custom.name = f"pkg://{__name__}", chosen.__name__
+        custom.reward_kwargs = {"isolated": settings}
 
 
 def function_of(config: DictConfig, *, timeout_s: float) -> RewardFunction:
@@ -124,46 +247,28 @@ def function_of(config: DictConfig, *, timeout_s: float) -> RewardFunction:
     return RewardFunction(path=custom.path, name=custom.name, timeout_s=timeout_s, constants=constants)
 
 
-def _wants_plain_function(reward: DictConfig, function: RewardFunction) -> bool:
-    """verl's managers await a coroutine function; one of the user's may know only the kind that his function is of."""
-    manager = reward.reward_manager
-    if manager.source == "register":
-        return manager.name in MANAGERS_OF_PLAIN_FUNCTIONS
-    return not inspect.iscoroutinefunction(load(function.path, function.name))
-
-
-class _Host:
-    """The processes of this reward worker, served on a thread of their own.
-
-    Args:
-        settings: as `isolate_reward` wrote them.
-        constants: further arguments that are the same in every call.
-    """
-
-    def __init__(self, settings: Any, constants: dict[str, Any]) -> None:
-        plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(settings)))
-        function = RewardFunction(**plain["function"])
-        function.constants.update(constants)
-        limit = plain["processes"] or max(MIN_PROCESSES, len(os.sched_getaffinity(0)) // plain["num_workers"])
-        self._processes = RewardProcesses(lambda: RewardProcess.start(function), limit=limit)
-        self._loop = asyncio.SelectorEventLoop()
-        threading.Thread(target=self._loop.run_forever, name="reward-processes", daemon=True).start()
-
-    def submit(self, arguments: dict[str, Any]) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(self._processes.call(arguments), self._loop)
-
-
-_host: _Host | None = None
+_processes: RewardProcesses | None = None  # of this reward worker
 _lock = threading.Lock()
 
 
 def _submit(isolated: Any, arguments: dict[str, Any]) -> Future[Any]:
-    global _host
+    """
+    Args:
+        isolated: as `isolate_reward` wrote it.
+    """
+    global _processes
     constants = {key: arguments.pop(key) for key in SENT_ONCE if key in arguments}
     with _lock:
-        if _host is None:
-            _host = _Host(isolated, constants)
-    return _host.submit(arguments)
+        if _processes is None:
+            function = _function_in(isolated)
+            function.constants.update(constants)
+            limit = isolated.processes or max(MIN_PROCESSES, len(os.sched_getaffinity(0)) // isolated.num_workers)
+            _processes = RewardProcesses(function, limit=limit)
+    return _processes.submit(arguments)
+
+
+def _function_in(isolated: Any) -> RewardFunction:
+    return RewardFunction(**cast(dict[str, Any], OmegaConf.to_container(isolated.function)))
 
 
 async def compute_score(*, isolated: Any, **arguments: Any) -> Any:
@@ -172,3 +277,15 @@ async def compute_score(*, isolated: Any, **arguments: Any) -> Any:
 
 def compute_score_blocking(*, isolated: Any, **arguments: Any) -> Any:
     return _submit(isolated, arguments).result()
+
+
+async def compute_score_here(*, isolated: Any, **arguments: Any) -> Any:
+    """A coroutine function without a process. It is cancelled at its time limit."""
+    function = _function_in(isolated)
+    limit = asyncio.timeout(function.timeout_s)
+    try:
+        async with limit:
+            answer = answer_of(await _load(function.path, function.name)(**arguments | function.constants))
+    except BaseException as error:
+        answer = ("timeout", f"no answer within {function.timeout_s} s") if limit.expired() else failed(error)
+    return function.result_of(answer)

@@ -1,13 +1,13 @@
 """What runs in a reward process: loads the reward function, and answers calls until its reward worker is gone.
 
-Started as a file of its own by `started_process`, and imports the standard library only: one that ran for too long is
+Started as a file of its own by `reward_isolation`, and imports the standard library only: one that ran for too long is
 replaced in 0.1 s plus what the reward function's module takes to import.
 
-    reward worker --sys.path, function, (number, arguments)...--> process
-                  <--how it loaded, (number, status, payload)...--
+    reward worker --sys.path, function, arguments...--> process
+                  <--how it loaded, (status, content)...--
 
-A plain function runs on the main thread, one call at a time; a coroutine function runs many calls at once. What it
-returns becomes plain data here, where its types are known: no other process has to import the user's module.
+A call runs on the main thread, one at a time; a coroutine function's on an event loop there. What it returns becomes
+plain data here, where its types are known: no other process has to import the user's module.
 """
 
 import asyncio
@@ -18,15 +18,14 @@ import inspect
 import os
 import pickle
 import re
-import socket
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-SIZE_BYTES = 8  # length of a message, ahead of it
 MAX_DEPTH = 32  # of what a reward function returns; below it there is text
 MOST_CHARS = 1000  # of the text that stands for an object
 INT64 = range(-(2**63), 2**63)
@@ -37,12 +36,7 @@ NOT_THE_USERS = (
     *(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
 
-Answer = tuple[str, bytes]  # status `score`, `no_score`, `raised` or `timeout`; the pickled score, or what went wrong
-
-
-def pack(message: Any) -> bytes:
-    content = pickle.dumps(message, protocol=5)
-    return len(content).to_bytes(SIZE_BYTES) + content
+Answer = tuple[str, Any]  # status `score`, `no_score`, `raised` or `timeout`; the score, or what went wrong
 
 
 def end_with_reward_worker(lifeline: int) -> None:
@@ -144,83 +138,50 @@ def answer_of(result: Any) -> Answer:
     """What a call has returned."""
     content = plain(result)
     problem = score_problem(content)
-    return ("score", pickle.dumps(content)) if problem is None else ("no_score", pickle.dumps(problem))
+    return ("score", content) if problem is None else ("no_score", problem)
 
 
 def failed(error: BaseException) -> Answer:
     """A reward may raise anything, also what would end this process: it is an answer like others."""
     if isinstance(error, TimeoutError):
-        return "timeout", pickle.dumps(describe(error))
-    return "raised", pickle.dumps((describe(error), user_traceback(error)))
+        return "timeout", describe(error)
+    return "raised", (describe(error), user_traceback(error))
 
 
-def answer_plain(function: Callable[..., Any], arguments: dict[str, Any]) -> Answer:
+def answer(function: Callable[..., Any], arguments: dict[str, Any]) -> Answer:
     try:
         return answer_of(function(**arguments))
     except BaseException as error:
         return failed(error)
 
 
-async def answer_async(function: Callable[..., Any], arguments: dict[str, Any], timeout_s: float) -> Answer:
-    limit = asyncio.timeout(timeout_s)
+def receive(connection: Connection) -> Any:
     try:
-        async with limit:
-            return answer_of(await function(**arguments))
-    except BaseException as error:
-        return ("timeout", pickle.dumps(f"no answer within {timeout_s} s")) if limit.expired() else failed(error)
-
-
-def serve_plain(function: Callable[..., Any], messages: BinaryIO, connection: socket.socket) -> None:
-    while True:
-        number, arguments = receive(messages)
-        connection.sendall(pack((number, *answer_plain(function, arguments))))
-
-
-async def serve_async(function: Callable[..., Any], connection: socket.socket, timeout_s: float) -> None:
-    reader, writer = await asyncio.open_unix_connection(sock=connection)
-
-    async def serve(number: int, arguments: dict[str, Any]) -> None:
-        writer.write(pack((number, *await answer_async(function, arguments, timeout_s))))
-
-    async with asyncio.TaskGroup() as calls:
-        while True:
-            try:
-                size = int.from_bytes(await reader.readexactly(SIZE_BYTES))
-            except asyncio.IncompleteReadError:
-                os._exit(0)  # the reward worker is gone, and with it the use of what still runs
-            number, arguments = pickle.loads(await reader.readexactly(size))
-            calls.create_task(serve(number, arguments))
-
-
-def receive(messages: BinaryIO) -> Any:
-    size = messages.read(SIZE_BYTES)
-    if not size:
+        return pickle.loads(connection.recv_bytes())
+    except EOFError:
         os._exit(0)  # the reward worker is gone
-    return pickle.loads(messages.read(int.from_bytes(size)))
 
 
-def main(connection: socket.socket) -> None:
+def main(connection: Connection) -> None:
     end_with_reward_worker(lifeline=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    messages = connection.makefile("rb")
-    sys.path[:] = receive(messages)
-    path, name, constants, timeout_s = receive(messages)
+    sys.path[:] = receive(connection)
+    path, name, constants = receive(connection)
     try:
         loaded = load(path, name)
     except BaseException as error:
-        connection.sendall(pack(("failed", describe(error))))
+        connection.send_bytes(pickle.dumps(("failed", describe(error))))
         return
-    is_async = inspect.iscoroutinefunction(loaded)
-    connection.sendall(pack(("ready", is_async)))
+    connection.send_bytes(pickle.dumps(("ready", "")))
+    run = asyncio.Runner().run
 
     def function(**arguments: Any) -> Any:
-        return loaded(**arguments | constants)
+        result = loaded(**arguments | constants)
+        return run(result) if inspect.iscoroutine(result) else result
 
-    if is_async:
-        asyncio.run(serve_async(function, connection, timeout_s))
-    else:
-        serve_plain(function, messages, connection)
+    while True:
+        connection.send_bytes(pickle.dumps(answer(function, receive(connection))))
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    main(Connection(int(sys.argv[1])))

@@ -52,7 +52,6 @@ OUTPUT_OPTIONS = (
     "trainer.default_local_dir",
     "trainer.resume_from_path",
     "trainer.rollout_data_dir",
-    "async_dapo.selection.history_file",
     "trainer.validation_data_dir",
     "async_dapo.report_dir",
 )

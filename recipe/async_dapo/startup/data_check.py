@@ -4,7 +4,6 @@ render them. Also the file of prompts' histories.
 
 import asyncio
 import math
-import os
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
@@ -21,8 +20,6 @@ from omegaconf import DictConfig
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, refused
-from ..record.data_history import read_history
-from ..record.history import KEY
 from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, first_line, shipped_modules, tool_schemas
 from .data_files import ANSWER, SAMPLE_ROWS, SOURCE, UNSEEN, DataFiles, local_files
 from .model_check import load_by_verl
@@ -316,8 +313,8 @@ def _check_lengths(
 
 
 def _check_storage(config: DictConfig, options: AsyncDAPOConfig, *, validated: int) -> None:
-    """Carried trajectories are stored beside those that are trained, and both beside those that are validated between
-    two steps: verl forgets a step's batch after that. TransferQueue ends the run where they have no room.
+    """Trajectories that are carried, trained and validated between two steps are stored at once. TransferQueue ends the
+    run where they have no room.
 
     Args:
         validated: trajectories of one validation that are stored at once [count].
@@ -327,35 +324,13 @@ def _check_storage(config: DictConfig, options: AsyncDAPOConfig, *, validated: i
     """
     backend, trainer = config.transfer_queue.backend, config.trainer
     limit = backend.SimpleStorage.total_storage_size
-    held, trained = options.over_sampling().batch_unit, options.target_valid_groups * options.rollout_n
-    stored = [trained]
-    if trainer.val_before_train:
-        stored.append(validated)
-    if trainer.test_freq > 0:
-        stored.append(trained + validated)
-    needed = held * options.rollout_n + max(stored)
+    held = options.over_sampling().batch_unit
+    validates = trainer.val_before_train or trainer.test_freq > 0
+    needed = (held + options.target_valid_groups) * options.rollout_n + (validated if validates else 0)
     if backend.storage_backend == "SimpleStorage" and limit is not None and limit < needed:
         raise refused(
             config,
             "transfer_queue.backend.SimpleStorage.total_storage_size",
-            f"must be >= {needed} trajectories: of {held} groups that may be carried over, of data.train_batch_size, "
-            f"and of a validation ({validated}; data.val_batch_size divides it)",
+            f"must be >= {needed} trajectories: of {held} groups that may be kept, of data.train_batch_size and of a "
+            f"validation ({validated}; data.val_batch_size divides it)",
         )
-
-
-def check_history(config: DictConfig, options: AsyncDAPOConfig) -> str | None:
-    """See that the file of prompts' histories can be read and written, and is of this data set.
-
-    Returns:
-        How many prompts it knows; None without a file.
-
-    Raises:
-        ConfigError: naming the file, what is wrong with it, and the remedy.
-    """
-    path = options.selection.history_file
-    if path is None:
-        return None
-    file = Path(path).expanduser()
-    if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise ConfigError(KEY, path, "must be a file in a folder that exists and can be written to")
-    return f"{len(read_history(path, config))} prompts known"

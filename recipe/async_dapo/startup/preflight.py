@@ -87,7 +87,7 @@ def _run(name: str, check: Check) -> Iterator[Finding]:
 def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> dict[str, Check]:
     """The checks of a run by their names, in order. They are imported here, once the versions have been looked at."""
     from .agent_loop_check import check_agent_loop
-    from .data_check import check_data, check_history
+    from .data_check import check_data
     from .model_check import check_memory, check_model
     from .output_check import check_output_folders, check_resume
     from .reward_check import check_reward
@@ -118,7 +118,6 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
         "checkpoint": partial(check_resume, config),
         "agent loop and tools": partial(check_agent_loop, config),
         "data": data,
-        "history of prompts": partial(check_history, config, options),
         "model": partial(check_model, config),
         "memory": memory,
         "reward function": partial(check_reward, config, options, rows),

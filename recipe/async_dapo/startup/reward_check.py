@@ -8,8 +8,14 @@ from omegaconf import DictConfig
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, refused
-from ..rollout.reward_isolation import RewardProcesses, function_of
-from ..rollout.started_process import NoScore, RewardNotLoaded, RewardProcess, RewardProcessDied, RewardRaised
+from ..rollout.reward_isolation import (
+    NoScore,
+    RewardNotLoaded,
+    RewardProcessDied,
+    RewardProcesses,
+    RewardRaised,
+    function_of,
+)
 from .model_check import load_by_verl
 
 MAX_SOURCES = 64
@@ -45,10 +51,10 @@ async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[d
 
     custom = config.reward.custom_reward_function
     function = function_of(config, timeout_s=options.reward.timeout_s)
-    processes = RewardProcesses(lambda: RewardProcess.start(function), limit=1)
+    processes = RewardProcesses(function, limit=1)
     tokenizer = load_by_verl(config).tokenizer
     try:
-        trials = TrialGroups(config, tokenizer, processes.call, options)
+        trials = TrialGroups(config, tokenizer, lambda call: asyncio.wrap_future(processes.submit(call)), options)
     except Exception as error:  # verl's managers assert what they want of their options
         remedy = f"cannot be made: {error!r}; correct it, or reward.reward_kwargs"
         raise refused(config, "reward.reward_manager.name", remedy) from error
@@ -81,7 +87,7 @@ async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[d
                 )
                 raise ConfigError("data_source", row["data_source"], problem) from error
     finally:
-        await processes.close()
+        processes.close()
 
 
 def _problem(error: Exception, what: str, timeout_s: float) -> str:

@@ -14,7 +14,7 @@ from ..core.over_sampling import OverSampling, RoundSize
 from ..engines.load_balancer import LoadBalancerStats
 from ..record.console import Pace, step_line
 from ..record.run_files import last_set_aside, metrics_file, set_aside
-from ..record.run_record import RunDescription, RunRecorder
+from ..record.run_record import RunDescription
 from ..runtime.logs import log_phase, started_s
 from .recorder import Recorder
 
@@ -83,9 +83,9 @@ def extend(
     if CONSOLE in tracking.logger:
         tracking.logger[CONSOLE] = StepLines(total_steps=total_steps)
     if options.report_dir is not None:
-        tracking.logger[RECORD] = RunRecorder(Path(options.report_dir), describe(config, options, prompts), recorder)
+        recorder.write_to(Path(options.report_dir), describe(config, options, prompts))
         log_phase(f"the record of this run: {options.report_dir}")
-    recorder.join(tracking.logger)
+    tracking.logger[RECORD] = recorder
 
 
 def describe(config: DictConfig, options: AsyncDAPOConfig, prompts: int | None) -> RunDescription:

@@ -56,20 +56,19 @@ from ..config.values import (
     SpeculativeConfig,
     own_head_drafts,
 )
+from ..core.agreement import NewestTokens, judge
 from ..core.ledger import LedgerError
 from ..core.mini_batches import balanced_order
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
 from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, Disk, means_full, read_pool, saving
-from ..record.data_history import fingerprint, read_history
-from ..record.history import write_history
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from . import one_update
-from .agreement import judge_engines
+from .agreement import newest_tokens, setup_of
 from .checkpoints import KeptCheckpoints, from_frames, to_frames
 from .engine_manager import EngineManager
 from .importance_sampling import importance_metrics, importance_sums, truncated_weights
@@ -90,6 +89,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     _worker_class: type[AsyncDAPOActorRolloutRefWorker] = AsyncDAPOActorRolloutRefWorker
     _has_told_fields = False
     _has_judged_engines = False
+    _newest = NewestTokens()  # of this life, until engines are judged
     _can_take_one_pass = False  # the update computes old log-probs itself, once engines are judged
     _takes_one_pass = False  # so in this step
     _first_step = 1  # of this life
@@ -260,10 +260,10 @@ class AsyncDAPOTrainer(PPOTrainer):
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         actor, ranks = self.config.actor_rollout_ref.actor, 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
         rows = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-        if ranks > 1 and rows < len(batch) and not actor.shuffle:
+        if rows < len(batch) and not actor.shuffle:
             work = calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
-            equal = partial(get_seqlen_balanced_partitions, equal_size=True)
-            batch.reorder(balanced_order(batch.keys, work, ranks=ranks, rows=rows, partition=equal))
+            padding, equal = map(store.is_padding, batch.tags), partial(get_seqlen_balanced_partitions, equal_size=True)
+            batch.reorder(balanced_order(batch.keys, work, [*padding], ranks=ranks, rows=rows, partition=equal))
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -278,7 +278,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         bypasses = self.config.algorithm.rollout_correction.bypass_mode
         with self._bypassing(False):
             batch = super()._compute_old_log_prob(batch, metrics)
-        warning = judge_engines(batch, self.config, step=self.global_steps, keeps_kv=self.options.keeps_kv)
+        self._newest += newest_tokens(batch, step=self.global_steps, keeps_kv=self.options.keeps_kv)
+        warning = judge(self._newest, setup=partial(setup_of, self.config))
         self._has_judged_engines = warning is not None
         if warning:
             logger.warning("step %d: %s", self.global_steps, warning)
@@ -350,9 +351,6 @@ class AsyncDAPOTrainer(PPOTrainer):
         folder = Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{self.global_steps}"
         with self._naming_a_full_disk(folder), saving(folder, to_frames(self.replay_buffer.state())):
             super()._save_checkpoint()
-        selection = self.options.selection
-        if selection.history_file is not None:
-            write_history(selection.history_file, self.replay_buffer.history.state(), fingerprint(self.config))
         self._checkpoints.saved(folder)
 
     @contextmanager
@@ -376,8 +374,6 @@ class AsyncDAPOTrainer(PPOTrainer):
         if is_own and trainer.resume_from_path:  # the start-up check has found the newest one damaged
             trainer.resume_mode = "resume_path"
         super()._load_checkpoint()
-        if (history_file := self.options.selection.history_file) is not None:
-            self.replay_buffer.history.restore(read_history(history_file, self.config))
         if self.global_steps == 0:
             return
         key = "default_local_dir" if is_own else "resume_from_path"

@@ -1,4 +1,4 @@
-"""The training worker's end of a weight transfer: it ends with the engine at its other end, or at a time limit.
+"""The training worker's end of a weight transfer to its own run's engine: it ends with that, or at a time limit.
 
 verl's waits without limit for an engine to take the weights. Every rank gathers every tensor together with the others,
 so a rank whose engine is lost goes on gathering, and discards the weights.
@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -18,12 +18,11 @@ import torch
 import zmq
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
-from verl.workers.rollout.utils import ensure_async_iterator
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 from ..runtime.aio import RECONNECT_S
-from .stream import CUSTOM_OPTIONS
+from .stream import CUSTOM_OPTIONS, NamedTensor, private_handle, run_name, sockets_folder, with_proof
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +118,19 @@ class WatchedSender(BucketedWeightSender):
         super()._init_socket()
         self.socket = _WatchedSocket(self.socket, self._watch, timeout_s=self._timeout_s)
 
+    def _direct_send_large_weight(self, name: str, weight: torch.Tensor) -> None:
+        """A weight larger than the bucket goes as a handle to device memory: one from Ray's store is in host memory."""
+        super()._direct_send_large_weight(name, weight.to(self.buffer.device))
 
-class BoundedServerAdapter(ServerAdapter):
-    """verl's adapter of a training worker to its engine, which may be dead at any time, and silent."""
+
+class WeightSender(ServerAdapter):
+    """verl's adapter of a training worker to its engine, which may be dead at any time, and silent.
+
+    It meets the engine at its run's own socket, proves what it sends, and tells the engine over Ray what to expect. An
+    engine that listens to another run raises `WeightsMismatch`, here as well.
+    """
+
+    zmq_handle: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -129,6 +138,9 @@ class BoundedServerAdapter(ServerAdapter):
         self._servers: list[ActorHandle] = []
         self._watch: EngineWatch | None = None
         self._is_lost = False
+        folder = sockets_folder()
+        self.zmq_handle = private_handle(self.zmq_handle, folder)
+        self._run = run_name(folder)
 
     async def resume(self, tags: list[str]) -> None:
         resume = super().resume
@@ -138,27 +150,26 @@ class BoundedServerAdapter(ServerAdapter):
         release = super().release
         await self._with_engine(lambda: self._insist(release))
 
-    @torch.no_grad()
     async def update_weights(
-        self,
-        weights: Iterable[tuple[str, torch.Tensor]] | AsyncIterable[tuple[str, torch.Tensor]],
-        global_steps: int | None = None,
-        wire_format: str = "named_tensors",
-        **kwargs: Any,
+        self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **kwargs: Any
     ) -> None:
-        """
+        assert wire_format == "named_tensors", f"wire_format={wire_format}: engines share the trainer's GPUs"
+        await self.pass_on(with_proof(weights, run=self._run, version=global_steps), version=global_steps, **kwargs)
+
+    @torch.no_grad()
+    async def pass_on(self, weights: AsyncIterator[NamedTensor], *, version: int | None, **kwargs: Any) -> None:
+        """Send what has its proof already.
+
         Raises:
             RayTaskError: when the engine fails to load what it was sent, and lives.
         """
-        assert wire_format == "named_tensors", f"wire_format={wire_format}: engines share the trainer's GPUs"
-        stream = ensure_async_iterator(weights)
-        await self._with_engine(lambda: self._transfer(stream, global_steps, kwargs))
-        async for _ in stream:
+        expected = {"expected_run": self._run, "expected_version": version, "use_shm": self.use_shm}
+        await self._with_engine(lambda: self._transfer(weights, version, kwargs | expected))
+        async for _ in weights:
             pass
 
-    async def _transfer(self, stream: AsyncIterator[Any], global_steps: int | None, kwargs: dict[str, Any]) -> None:
+    async def _transfer(self, weights: AsyncIterator[NamedTensor], version: int | None, kwargs: dict[str, Any]) -> None:
         assert self._watch is not None
-        kwargs = {**kwargs, "use_shm": self.use_shm}
         received = await self._execute_method("update_weights_from_ipc", non_block=True, kwargs=kwargs)
         if received is not None:  # this rank is the one that talks to the engine's server
             self._watch.follow(received.future())
@@ -169,12 +180,12 @@ class BoundedServerAdapter(ServerAdapter):
             bucket_size_mb=self.config.checkpoint_engine.update_weights_bucket_megabytes,
             use_shm=self.use_shm,
         )
-        await sender.async_send_weights(stream)
+        await sender.async_send_weights(weights)
         if received is not None:
             await self._in_time(received)
             await self._insist(self.server_handle.clear_kv_cache.remote)
-            if global_steps is not None:
-                await self._insist(lambda: self.server_handle.set_global_steps.remote(global_steps))
+            if version is not None:
+                await self._insist(lambda: self.server_handle.set_global_steps.remote(version))
 
     async def _with_engine(self, call: Callable[[], Awaitable[None]]) -> None:
         """Make a call, unless the engine is lost; give the engine up if it dies or is silent meanwhile."""
