@@ -204,8 +204,9 @@ class SampledTokens:
             while self._next < len(self._ids) and (self._ids[self._next], self._log_probs[self._next]) != token:
                 self._next += 1
             if self._next == len(self._ids):
-                what = "tokens that no engine sampled, or in another order, or with other log-probs"
-                raise BrokenRecord(f"an output has {what}")
+                raise BrokenRecord(
+                    "an output has tokens that no engine sampled, or in another order, or with other log-probs"
+                )
             versions.append(self._versions[self._next])
             self._next += 1
         return versions
