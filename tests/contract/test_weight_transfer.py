@@ -5,14 +5,17 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 import zmq
+from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 from vllm.utils.network_utils import get_open_zmq_ipc_path
 
 from recipe.async_dapo.runtime.logs import LOOK_ABOVE, last_line
+from recipe.async_dapo.weights.adapter import WatchedSender
 from recipe.async_dapo.weights.stream import (
     Checksum,
     WeightsMismatch,
@@ -113,6 +116,24 @@ def test_given_weights_that_the_engine_cannot_load_then_the_error_says_why_and_n
     assert last_line("RuntimeError", f"Call to collective_rpc method failed: {error.value}").endswith(
         f"{expected}; {LOOK_ABOVE}"
     )
+
+
+def test_given_a_weight_in_host_memory_larger_than_the_bucket_when_sent_then_its_handle_is_one_of_device_memory(
+    monkeypatch, tmp_path
+) -> None:
+    """verl's engine can open no other, and its tensors travel through the buffer where they fit into it."""
+    handles: list[torch.Tensor] = []
+    sent: list[dict] = []
+    monkeypatch.setattr(bucketed_weight_transfer, "reduce_tensor", handles.append)
+    sender = WatchedSender(Mock(), timeout_s=1.0, zmq_handle=f"ipc://{tmp_path}/socket", bucket_size_mb=1)
+    monkeypatch.setattr(sender, "_init_socket", lambda: setattr(sender, "socket", Mock(send_pyobj=sent.append)))
+    monkeypatch.setattr(
+        sender, "_init_buffer", lambda: setattr(sender, "buffer", torch.empty(2**20, dtype=torch.uint8, device="meta"))
+    )
+    weights = [("small", torch.ones(8)), ("large", torch.ones(2**20)), ("last", torch.ones(8))]
+    asyncio.run(sender.async_send_weights(weights))
+    assert [list(message["bucket_meta"]) for message in sent] == [["small"], ["large"], ["last"]]
+    assert [(handle.device.type, handle.shape) for handle in handles] == [("meta", (2**20,))]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])

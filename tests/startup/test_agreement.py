@@ -13,14 +13,15 @@ from verl.trainer.ppo.v1 import trainer_base
 
 from recipe.async_dapo import store
 from recipe.async_dapo.config.options import AsyncDAPOConfig
-from recipe.async_dapo.core.agreement import LogProbsDisagree, judge, likely_causes
-from recipe.async_dapo.training.agreement import _setup_of
+from recipe.async_dapo.core.agreement import ENOUGH_TOK, LogProbsDisagree, NewestTokens, judge, likely_causes
+from recipe.async_dapo.training.agreement import setup_of
 from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.composed_runs import SOUND_SETUP
 
-PROMPT_LEN, LENS, SAMPLED = 2, [3, 5], -2.0
+PROMPT_LEN, LENS, SAMPLED = 2, (600, 1000), -2.0
+FEW = (3, 5)
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -30,14 +31,14 @@ def nested(rows: list[torch.Tensor]) -> torch.Tensor:
 class Actor:
     """A batch of two trajectories in the data plane, and the workers that score it."""
 
-    def __init__(self, versions: tuple[int, int], off: tuple[float, float]) -> None:
-        self.off, self.calls = off, 0
+    def __init__(self, versions: tuple[int, int], off: tuple[float, float], lens: tuple[int, int]) -> None:
+        self.off, self.lens, self.calls = off, lens, 0
         self.fields: dict[str, Any] = {
-            "responses": nested([torch.ones(length) for length in LENS]),
-            "response_mask": nested([torch.ones(length, dtype=torch.int64) for length in LENS]),
-            "rollout_log_probs": nested([torch.full((length,), SAMPLED) for length in LENS]),
+            "responses": nested([torch.ones(length) for length in lens]),
+            "response_mask": nested([torch.ones(length, dtype=torch.int64) for length in lens]),
+            "rollout_log_probs": nested([torch.full((length,), SAMPLED) for length in lens]),
             "policy_versions": nested(
-                [torch.full((length,), of, dtype=torch.int32) for length, of in zip(LENS, versions, strict=True)]
+                [torch.full((length,), of, dtype=torch.int32) for length, of in zip(lens, versions, strict=True)]
             ),
         }
         tags = [{"min_global_steps": 0}, {"min_global_steps": versions[1]}]
@@ -45,7 +46,9 @@ class Actor:
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
         self.calls += 1
-        rows = [torch.full((PROMPT_LEN + length,), SAMPLED + off) for length, off in zip(LENS, self.off, strict=True)]
+        rows = [
+            torch.full((PROMPT_LEN + length,), SAMPLED + off) for length, off in zip(self.lens, self.off, strict=True)
+        ]
         self.fields |= {"log_probs": nested(rows), "entropy": nested(rows)}
         return batch
 
@@ -63,14 +66,16 @@ def step(run, monkeypatch, caplog):
     caplog.set_level("WARNING", logger="recipe.async_dapo")  # vLLM's import sets the root logger to ERROR
     trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
 
-    def score(number: int, versions: tuple[int, int], off: tuple[float, float], *overrides: str) -> Actor:
+    def score(
+        number: int, versions: tuple[int, int], off: tuple[float, float], *overrides: str, lens: tuple[int, int] = LENS
+    ) -> Actor:
         trainer.config, trainer.global_steps = (
             run("actor_rollout_ref.rollout.calculate_log_probs=True", *overrides),
             number,
         )
         trainer.options = AsyncDAPOConfig.from_hydra(trainer.config)
         wire_importance_sampling(trainer.config, trainer.options.importance_sampling)
-        trainer.actor_rollout_wg = actor = Actor(versions, off)
+        trainer.actor_rollout_wg = actor = Actor(versions, off, lens)
         monkeypatch.setattr(trainer_base, "tq", actor)
         monkeypatch.setattr(store, "tq", actor)
         trainer._compute_old_log_prob(actor.batch, {})
@@ -116,13 +121,13 @@ def test_after_a_resume_old_tokens_do_not_count_and_the_first_step_with_new_ones
 
 def test_under_stale_kv_a_resumed_trajectory_does_not_count_with_its_newest_tokens_either(step):
     step(8, (7, 5), (9.0, 9.0), *STALE_KV)
-    with pytest.raises(LogProbsDisagree, match="to the 5 tokens"):
+    with pytest.raises(LogProbsDisagree, match="to the 1000 tokens"):
         step(9, (8, 8), (0.0, 9.0), *STALE_KV)
 
 
 def test_log_probs_that_are_no_numbers_end_the_run(step):
     with pytest.raises(LogProbsDisagree, match="k3 is inf"):
-        step(1, (0, 0), (float("nan"), float("nan")))
+        step(1, (0, 0), (float("nan"), float("nan")), lens=FEW)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +148,33 @@ def test_the_likeliest_cause_of_this_run_s_options_comes_first(changed, first):
     assert next(likely_causes(dataclasses.replace(SOUND_SETUP, **changed))).startswith(first)
 
 
+def test_few_tokens_that_are_off_by_accident_end_no_run_and_those_of_later_steps_are_added(step, caplog):
+    step(7, (5, 6), (0.0, 1.3), lens=(1000, 1))
+    step(8, (7, 7), (0.01, 0.01))
+    assert not caplog.records
+    assert step(9, (8, 8), (9.0, 9.0), "async_dapo.importance_sampling=bypass").calls == 0
+
+
+@pytest.mark.parametrize(("off", "last", "seen"), [(9.0, 1, 8), (2.0, 3, 24)])
+def test_a_wrong_run_of_few_tokens_a_step_ends_when_the_mean_of_enough_is_sure_to_be_wrong(step, off, last, seen):
+    for number in range(1, last):
+        step(number, (number - 1, number - 1), (off, off), lens=FEW)
+    with pytest.raises(LogProbsDisagree, match=f"to the {seen} tokens"):
+        step(last, (last - 1, last - 1), (off, off), lens=FEW)
+
+
+def test_a_run_of_few_tokens_a_step_that_is_a_little_off_warns_once(step, caplog):
+    for number in (1, 2, 3):
+        step(number, (number - 1, number - 1), (0.3, 0.3), lens=(300, 500))
+    assert caplog.text.count("to the 1600 tokens that the newest weights have sampled: k3 is 0.0499 nats") == 1
+
+
 def test_agreement_costs_no_look_at_the_model():
-    assert judge(0.009, tokens=1, setup=lambda: pytest.fail("looked")) == ""
+    assert judge(NewestTokens(ENOUGH_TOK, 9.0), setup=lambda: pytest.fail("looked")) == ""
 
 
 def test_a_setup_has_what_the_run_s_model_and_options_have(run):
-    found = _setup_of(
+    found = setup_of(
         run(
             "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
             "++actor_rollout_ref.rollout.engine_kwargs.vllm.kv-cache-dtype=fp8",

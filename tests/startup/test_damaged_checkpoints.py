@@ -1,5 +1,6 @@
 """A damaged checkpoint is known before a cluster starts: named with its remedy, or an older complete one is taken."""
 
+import asyncio
 import logging
 import os
 import pickle
@@ -7,10 +8,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
 from recipe.async_dapo.config.values import ConfigError
@@ -184,6 +187,19 @@ def test_given_a_checkpoint_of_more_ranks_when_resumed_then_the_start_is_refused
     (folder / "actor" / "model_world_size_2_rank_1.pt").write_text("verl's, of a run that saved into the same folder")
     with pytest.raises(ConfigError, match=rf"{folder} was saved by 2 and by 4 training GPUs"):
         check_resume(run(*own))
+
+
+def test_given_a_checkpoint_of_more_storage_units_when_resumed_then_the_start_is_refused_with_both_numbers(
+    run, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path, 4)
+    queue = Mock(spec=AsyncSimpleStorageManager, storage_manager_id="queue", storage_unit_infos=dict.fromkeys("abcd"))
+    asyncio.run(AsyncSimpleStorageManager.save_checkpoint(queue, str(folder / "transfer_queue")))
+    key, own = "transfer_queue.backend.SimpleStorage.num_data_storage_units", f"trainer.default_local_dir={tmp_path}"
+    with pytest.raises(ConfigError, match=rf"^{key}=2: {folder} holds the trajectories of 4 storage units; set 4 "):
+        check_resume(run(own, f"{key}=2"))
+    check_resume(run(own, f"{key}=4"))
+    check_resume(run(own, f"{key}=2", "trainer.resume_mode=disable"))
 
 
 @pytest.mark.parametrize("length", [100, 2**40])

@@ -301,8 +301,7 @@ def test_given_a_million_rows_when_checked_then_it_takes_seconds_and_little_memo
 @pytest.mark.parametrize(
     ("overrides", "needed"),
     [
-        (("trainer.test_freq=-1",), 64 + 64 * 4),  # before training: beside what was resumed
-        (("trainer.test_freq=5",), 64 + 32 + 64 * 4),  # in between: beside the step's batch, too
+        (("trainer.test_freq=-1",), 64 + 32 + 64 * 4),  # before training
         (("trainer.test_freq=5", "data.val_batch_size=16"), 64 + 32 + 16 * 4),
         (("trainer.test_freq=-1", "trainer.val_before_train=False"), 64 + 32),
     ],

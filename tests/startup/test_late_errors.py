@@ -1,6 +1,5 @@
 """What once ended a run after minutes, in a worker or a server, is refused before Ray starts."""
 
-import re
 import sys
 from types import SimpleNamespace
 
@@ -13,27 +12,26 @@ from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
 from ..support.composed_runs import refusal, rows, write_parquet
 
 ROLLOUT = "actor_rollout_ref.rollout."
-
-
-TARGET = f"{ROLLOUT}agent.agent_loop_config_path, `_target_` of mine="
+LOOPS, TOOLS = "agent.agent_loop_config_path", "multi_turn.function_tool_path"
+NATIVE = "tools:\n  - class_name: no_such.Tool\n    config: {type: native}\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("option", "name", "text", "said"),
     [
-        ("- {name: mine, _target_: loops_of_mine.Mine}", f"{TARGET}loops_of_mine.Mine: .* 'package_that_is_not_there'"),
-        ("- {name: mine, _target_: no_such_module.Mine}", f"{TARGET}no_such_module.Mine: .*no_such_module"),
-        ("- {name: mine, _target_: pathlib.Path}", f"{TARGET}pathlib.Path: has no method `run`"),
-        ("name: mine", ".*must hold a list of entries with `name` and `_target_`"),
-        ("- [", ".*a class: ParserError: "),
+        (LOOPS, "a.yaml", "- {name: mine, _target_: no_such.Mine}", "of mine=no_such.Mine: cannot be imported: "),
+        (LOOPS, "a.yaml", "- {name: mine, _target_: pathlib.Path}", "of mine=pathlib.Path: has no method `run`"),
+        (LOOPS, "a.yaml", "name: mine", "a.yaml: must hold a list of entries with `name` and `_target_`"),
+        (LOOPS, "a.yaml", "- [", "a class: ParserError: "),
+        (TOOLS, "a.py", "\n1 / 0\n", "cannot be loaded: ZeroDivisionError: division by zero ({file}, line 2)"),
+        (TOOLS, "a.py", "", "a.py: holds no tool"),
+        ("multi_turn.tool_config_path", "a.yaml", NATIVE, "a.yaml: its tools cannot be loaded: "),
     ],
 )
-def test_an_agent_loop_that_cannot_be_imported_is_refused_with_the_reason(run, tmp_path, monkeypatch, text, said):
-    (tmp_path / "loops_of_mine.py").write_text("import package_that_is_not_there\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    (file := tmp_path / "loops.yaml").write_text(text)
-    agent = f"{ROLLOUT}agent."
-    assert re.match(said, refusal(run, f"{agent}agent_loop_config_path={file}", f"{agent}default_agent_loop=mine"))
+def test_what_a_worker_could_not_load_is_refused_with_the_reason(run, tmp_path, option, name, text, said):
+    (file := tmp_path / name).write_text(text)
+    used = [f"{ROLLOUT}agent.default_agent_loop=mine"] if option == LOOPS else []
+    assert said.format(file=file) in refusal(run, f"{ROLLOUT}{option}={file}", *used)
 
 
 def test_an_agent_loop_of_a_module_that_ray_ships_is_found_where_it_is(run, tmp_path):
@@ -53,18 +51,6 @@ def test_an_agent_loop_that_the_data_names_is_looked_up(run, tmp_path):
     data = write_parquet(tmp_path / "train.parquet", [row | {"agent_name": "my_agent"} for row in rows(16)])
     message = refusal(run, f"data.train_files={data}")
     assert message.startswith("data.train_files, column agent_name=my_agent: must be one of ")
-
-
-def test_tools_that_cannot_be_loaded_are_refused_with_the_line(run, tmp_path):
-    tools = tmp_path / "tools.py"
-    tools.write_text("\n1 / 0\n")
-    message = refusal(run, f"{ROLLOUT}multi_turn.function_tool_path={tools}")
-    assert "its tools cannot be loaded: ZeroDivisionError: division by zero" in message
-    assert f"({tools}, line 2)" in message
-    (tmp_path / "none.py").write_text("")
-    assert "holds no tool" in refusal(run, f"{ROLLOUT}multi_turn.function_tool_path={tmp_path}/none.py")
-    (tmp_path / "tools.yaml").write_text("tools:\n  - class_name: no_such.Tool\n    config: {type: native}\n")
-    assert "its tools cannot be loaded" in refusal(run, f"{ROLLOUT}multi_turn.tool_config_path={tmp_path}/tools.yaml")
 
 
 def test_a_folder_that_is_not_this_users_is_refused(run, tmp_path, monkeypatch):
@@ -131,6 +117,5 @@ def test_loggers_files_are_looked_at_where_the_environment_puts_them(run, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["nowhere.Recorder", "Recorder"])
-def test_given_a_recorder_that_is_not_found_when_checked_then_it_is_named(run, name) -> None:
-    message = refusal(run, f"async_dapo.recorder={name}")
-    assert message.startswith(f"async_dapo.recorder={name}: no such module; name a class that Python finds")
+def test_given_a_recorder_that_is_not_found_when_checked_then_it_is_named(run, name):
+    assert refusal(run, f"async_dapo.recorder={name}").startswith(f"async_dapo.recorder={name}: no such module; name a")

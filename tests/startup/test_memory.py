@@ -47,41 +47,38 @@ LONG = ("data.max_response_length=40000", "actor_rollout_ref.actor.ppo_micro_bat
 LESS = "actor_rollout_ref.rollout.gpu_memory_utilization=0.7"
 ON_HOST = ("actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.fsdp_config.offload_policy=True")
 
+REFUSED = "refused: actor_rollout_ref.rollout.gpu_memory_utilization=0."
+
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ([FULL, *STALE_KV, *OFFLOADED], ["take 16.4 GB", "16.4 GB stay", "set at most 0.79"]),
-        ([FULL], ["12.3 GB stay", *OFFLOADED]),  # an optimizer that stays while engines generate
-        (ALONE, ["gradients and optimizer take 131.1 GB, a micro", "use more GPUs, or actor"]),
+        ([FULL, *STALE_KV, *OFFLOADED], [REFUSED, "take 16.4 GB", "16.4 GB stay", "set at most 0.79"]),
+        ([FULL], [REFUSED, "12.3 GB stay", *OFFLOADED]),  # an optimizer that stays while engines generate
+        (ALONE, [REFUSED, "gradients and optimizer take 131.1 GB, a micro", "use more GPUs, or actor"]),
+        ([*LONG, LESS, *STALE_KV], ["a micro batch about 41"]),  # not certain: a warning
+        ([LESS, *STALE_KV], []),
+        ([FULL, *OFFLOADED], []),
+        ([*ALONE, *ON_HOST], []),
+        ([FULL, "actor_rollout_ref.actor.strategy=torchtitan"], []),
     ],
 )
-def test_given_a_trainer_that_certainly_does_not_fit_when_checked_then_it_is_refused(
+def test_what_an_80_gb_gpu_certainly_has_no_room_for_is_refused_and_what_it_may_not_hold_is_a_warning(
     on_gpus, an_80_gb_gpu, overrides, words
 ):
-    with pytest.raises(ConfigError, match=r"rollout\.gpu_memory_utilization=0\.\d+: engines and") as caught:
-        check_memory(on_gpus(*overrides))
-    assert all(word in str(caught.value) for word in words)
+    try:
+        said = check_memory(on_gpus(*overrides))
+    except ConfigError as error:
+        said = f"refused: {error}"
+    assert bool(said) == bool(words) and (REFUSED in said) == (REFUSED in words)
+    assert all(word in said for word in words)
 
 
-@pytest.mark.parametrize("overrides", [[LESS, *STALE_KV], [FULL, *OFFLOADED], [*ALONE, *ON_HOST]])
-def test_given_a_trainer_that_fits_when_checked_then_nothing_is_said(on_gpus, an_80_gb_gpu, overrides):
-    assert not check_memory(on_gpus(*overrides))
-
-
-def test_given_activations_that_may_not_fit_when_checked_then_it_is_a_warning(on_gpus, an_80_gb_gpu):
-    assert "a micro batch about 41" in check_memory(on_gpus(*LONG, LESS, *STALE_KV))
-
-
-def test_given_no_gpu_in_sight_when_checked_then_the_assumed_one_is_named_in_a_warning(on_gpus):
+def test_given_no_gpu_in_sight_when_checked_then_the_assumed_one_is_named_in_a_warning(run, on_gpus):
+    assert not check_memory(run())
     assert "do not fit on h200 (assumed: no GPU here) of 141 GB" in check_memory(on_gpus("trainer.n_gpus_per_node=1"))
     h100 = Gpu(name="h100", memory_gb=80)
     assert "do not fit on h100 of 80 GB" in check_memory(on_gpus(*STALE_KV, FULL), h100)
-
-
-def test_given_a_trainer_of_another_kind_or_a_cpu_when_checked_then_nothing_is_said(run, on_gpus):
-    assert not check_memory(run())
-    assert not check_memory(on_gpus(FULL, "actor_rollout_ref.actor.strategy=torchtitan"))
 
 
 def test_given_a_warning_when_a_run_starts_then_it_is_logged(run, monkeypatch, caplog):

@@ -9,8 +9,8 @@ from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 from docs.declared import OPTIONS_FILE, declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig, checkpoints_to_keep
-from recipe.async_dapo.config.values import alternatives
-from recipe.async_dapo.startup.verl_options import NUMBERS
+from recipe.async_dapo.config.values import ConfigErrors, alternatives
+from recipe.async_dapo.startup.verl_options import NUMBERS, check_numbers
 
 from ..support.composed_runs import ComposeRun, of_options
 
@@ -19,7 +19,7 @@ VALUES = ("-1", "0", "null", "0.5", "some", "nan")
 TABLE = {
     "x x x x x": """
         trainer.total_epochs trainer.nnodes trainer.n_gpus_per_node data.train_batch_size data.max_prompt_length
-        data.max_response_length reward.num_workers reward.reward_kwargs.overlong_buffer_cfg.len
+        data.max_response_length reward.num_workers
         transfer_queue.backend.SimpleStorage.num_data_storage_units actor_rollout_ref.rollout.n
         actor_rollout_ref.rollout.agent.num_workers actor_rollout_ref.rollout.val_kwargs.n
         actor_rollout_ref.rollout.n_gpus_per_node actor_rollout_ref.rollout.tensor_model_parallel_size
@@ -90,14 +90,22 @@ def with_value(run: ComposeRun, key: str, value: str) -> DictConfig:
     return run(*(critic if key.startswith("critic.") else sampled if samples else ()), f"++{key}={value}")
 
 
+@pytest.mark.parametrize("value", [value for value in VALUES if value != "null"])  # which other checks refuse, too
+def test_verls_numbers_out_of_range_are_refused_by_name(run, value):
+    wrong = [key for key in NUMBERS if ROWS[key][VALUES.index(value)] == "x"]
+    with pytest.raises(ConfigErrors) as found:
+        check_numbers(run(*(f"++{key}={value}" for key in wrong)))
+    assert {error.args[0] for error in found.value.errors if ": must " in str(error)} >= set(wrong)
+
+
 @pytest.mark.parametrize("key", ROWS)
 def test_a_value_is_taken_or_refused_by_name_as_the_table_says(run, key):
     for value, cell in zip(VALUES, ROWS[key], strict=True):
-        errors = of_options(with_value(run, key, value))
-        if cell == "x":
+        if cell == "o":
+            assert not of_options(with_value(run, key, value)), value
+        elif key not in NUMBERS or value == "null":
+            errors = of_options(with_value(run, key, value))
             assert any(error.startswith(f"{key}=") and ": must " in error for error in errors), (value, errors)
-        else:
-            assert not errors, value
 
 
 def test_the_table_has_every_number_that_is_checked_and_every_option_of_the_recipe(run):

@@ -12,16 +12,25 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from docs.support import BY_HAND, READ, REFUSED, SUPPORT
 from recipe.async_dapo.config.options import TOGETHER, AsyncDAPOConfig
-from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.config.values import ConfigError, ConfigErrors
 from recipe.async_dapo.startup import rules
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo.startup.rules import CHOICES, RULES, Run
-from recipe.async_dapo.startup.verl_options import FIXED, IGNORED, NUMBERS, SHADOWED, TRAINING_ENGINES
+from recipe.async_dapo.startup.verl_options import (
+    FIXED,
+    IGNORED,
+    NUMBERS,
+    SHADOWED,
+    TRAINING_ENGINES,
+    check_verl_options,
+)
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
-from ..support.composed_runs import compose_run, of_options, refusal, valid_overrides
+from ..support.composed_runs import compose_run, of_options, valid_overrides
+from ..support.documents import ROOT
 
 # A line for each row of `RULES` and `TOGETHER`, in order: overrides that it refuses -> what makes them right. `-name`
 # is a package that is missing. Keys are shortened as in `FULL`, several overrides as in `SHORT`.
@@ -48,6 +57,8 @@ dynamic actor.ppo_max_token_len_per_gpu=63 -> actor.ppo_max_token_len_per_gpu=64
 dynamic rollout.log_prob_max_token_len_per_gpu=63 -> rollout.log_prob_max_token_len_per_gpu=64
 ref ref.log_prob_use_dynamic_bsz=True ref.log_prob_max_token_len_per_gpu=63 -> ref.log_prob_max_token_len_per_gpu=64
 gae data.max_response_length=32737 -> ++critic.ppo_infer_max_token_len_per_gpu=32769
+rollout.prompt_length=null -> rollout.prompt_length=32
+rollout.response_length=16 -> rollout.response_length=32
 megatron ref ref.megatron.tensor_model_parallel_size=1 -> ref.megatron.tensor_model_parallel_size=2
 megatron ref ref.megatron.pipeline_model_parallel_size=2 -> ref.megatron.pipeline_model_parallel_size=1
 megatron ref ref.megatron.context_parallel_size=2 -> ref.megatron.context_parallel_size=1
@@ -102,7 +113,6 @@ reward_model reward.reward_model.rollout.free_cache_engine=True -> reward.reward
 reward_model reward.custom_reward_function.path=null -> reward.custom_reward_function.path=a.py
 overlong reward.reward_manager.name=naive -> reward.reward_manager.name=dapo
 overlong reward.reward_kwargs.max_resp_len=64 -> reward.reward_kwargs.max_resp_len=32
-overlong overlong.len=33 -> overlong.len=32
 algorithm.filter_groups.metric=null -> algorithm.filter_groups.enable=False
 rollout.n=1 -> algorithm.filter_groups.enable=False
 async_dapo.selection.by=history algorithm.filter_groups.enable=False -> async_dapo.selection.by=uniform
@@ -174,27 +184,26 @@ def test_a_misspelt_choice_is_answered_with_what_was_meant(run, key, known):
 
 # Of what is in no table: overrides -> how the message begins, with the first override where it begins with a colon.
 OTHERS = """
+model_engine=torchtitan -> : must be dp or megatron or veomni:
 ~async_dapo.engine_timeout_s -> async_dapo.engine_timeout_s=<missing>: add it
 +async_dapo.max_stalenes=3 -> : unknown option; known: .* did you mean max_staleness\\?
 +async_dapo.rollout_n=8 -> : no option of this recipe; set verl's
 +async_dapo.reward.retries=2 -> : unknown option; known:
 async_dapo.reward=null -> async_dapo.reward=None: must hold options
-async_dapo.importance_sampling=balance -> : is called mixture now; set async_dapo.importance_sampling=mixture
+async_dapo.importance_sampling=balance -> : must be one of bypass, decoupled, mixture, none
 async_dapo.stop_rule=fifoo -> : must be one of first_completed, fifo, drain; did you mean fifo\\?
 async_dapo.rollout_pool_size=much -> : must be a whole number >= 1, or auto, or null
 data.val_max_samples=${nowhere} -> data.val_max_samples=<unreadable>:
 correction.rollout_is_threshold=0 -> : verl says: rollout_is_threshold upper bound must be positive, got 0.0; set a
 correction.rollout_rs=token_k1 correction.rollout_rs_threshold=0.5 -> algorithm.* verl says: .* lower <= upper, got 0.5
 correction.rollout_rs=token_k3 -> algorithm.rollout_correction.rollout_rs_threshold=None: verl says: .* must be provided
-rollout.response_length=16 -> : must equal data.max_response_length=32, which it follows
-rollout.prompt_length=null -> .*prompt_length=None: must equal data.max_prompt_length=32, which it follows
 actor.loss_agg_mode=mean -> verl=validate_config: verl refuses these options: .*Invalid loss_agg_mode: mean
 actor.ppo_micro_batch_size_per_gpu=null -> verl=validate_config: verl refuses .*Please set at least one of
 megatron actor.megatron.tensor_model_parallel_size=3 -> verl=validate_config: .*n_gpus \\(2\\) must be divisible by
 ++rollout.temprature=0.7 -> verl=actor_rollout_ref.rollout: verl refuses .* unexpected keyword argument 'temprature'
 custom_reward_function.path=a.py -> : must be null: verl's V1 trainer does not read .* set its successor under `reward`
 trainer.resume_mode=resume_path -> trainer.resume_from_path=None: is a checkpoint folder with
-separate rollout.nnodes=0 -> .*rollout.nnodes=0: must be >= 1 with
+separate rollout.nnodes=0 -> .*rollout.nnodes=0: are the nodes of engines with
 reward.reward_model.enable_resource_pool=True -> : must equal reward.reward_model.enable=False
 vllm.max-num-seqs=2000 -> : would take the place of actor_rollout_ref.rollout.max_num_seqs=
 vllm.tensor_parallel_size=2 -> : would take the place of actor_rollout_ref.rollout.tensor_model_parallel_size=1
@@ -212,9 +221,13 @@ def test_what_is_in_no_table_is_refused_too(run, line):
     assert [error for error in errors if re.match(beginning, error, re.DOTALL)], errors
 
 
-def test_a_training_engine_that_the_recipe_does_not_know_is_refused(run, files):
-    with pytest.raises(ConfigError, match=r"^model_engine=torchtitan: must be dp or megatron or veomni: "):
-        check_all(compose_run([*valid_overrides(files), "model_engine=torchtitan"]))
+@pytest.mark.parametrize(("what", "how", "by"), [row[1:] for row in SUPPORT if row[2] != BY_HAND], ids=str)
+def test_a_row_of_what_is_supported_says_what_its_test_or_a_check_says(run, what, how, by):
+    if how == REFUSED:
+        assert of_options(run(*by.split())), f"{what} is not refused"
+    else:
+        assert (ROOT / "tests" / by).is_file()
+        assert how == READ or not of_options(run()), what
 
 
 @pytest.mark.parametrize(("engine", "default"), [(name, known[0]) for name, known in TRAINING_ENGINES.items()])
@@ -271,16 +284,20 @@ def another_value(accepted):
     return "{other:1}" if any(isinstance(value, dict) for value in accepted) else "other"
 
 
-@pytest.mark.parametrize(("key", "accepted", "why"), [*FIXED, *IGNORED], ids=lambda value: str(value)[:60])
-def test_every_option_that_would_be_ignored_is_refused(run, key, accepted, why):
-    errors = of_options(run(f"++{key}={another_value(accepted)}"))
-    assert [error for error in errors if error.startswith(f"{key}=") and why in error]
+def test_every_option_that_would_be_ignored_is_refused(run):
+    table = [*FIXED, *IGNORED]
+    with pytest.raises(ConfigErrors) as found:
+        check_verl_options(run(*(f"++{key}={another_value(accepted)}" for key, accepted, _ in table)))
+    said = {error.args[0]: str(error) for error in found.value.errors}
+    assert not [key for key, _, why in table if why not in said.get(key, "")]
 
 
-@pytest.mark.parametrize(("key", "read"), SHADOWED)
-def test_an_option_that_another_one_shadows_must_agree_with_it(run, key, read):
-    value = not OmegaConf.select(run(), read)
-    assert f"{key}={value}: is ignored, verl reads {read}" in refusal(run, f"{key}={value}")
+def test_an_option_that_another_one_shadows_must_agree_with_it(run):
+    values = {key: bool(OmegaConf.select(run(), read)) for key, read in SHADOWED}
+    errors = of_options(run(*(f"{key}={not value}" for key, value in values.items())))
+    for key, read in SHADOWED:
+        said = f"must be {values[key]} or null: another value would be ignored, verl reads {read}"
+        assert f"{key}={not values[key]}: {said}" in errors
 
 
 @pytest.mark.parametrize(("overrides", "drafts"), [("", False), ("head", True), ("ngram", True)])
@@ -295,12 +312,12 @@ def test_the_client_knows_whatever_drafts_so_that_it_refuses_stop_strings(run, o
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("rollout.n=8", "rollout.n=8: no such option; did you mean actor_rollout_ref.rollout.n?"),
+        ("rollout.n=8", "^rollout.n=<override>: Hydra says: Could not override 'rollout.n'"),
         ("model_engine=fsdp", "hydra=.*Could not find 'model_engine/fsdp' Available options in 'model_engine': dp"),
         ("data.train_batch_size", "hydra=.*Error parsing override 'data.train_batch_size' missing EQUAL"),
     ],
 )
-def test_what_hydra_refuses_is_told_with_its_remedy(override, said):
+def test_what_hydra_refuses_is_told_in_its_words(override, said):
     with pytest.raises(ConfigError, match=said):
         compose_overrides(["data.train_batch_size=8", override])
 

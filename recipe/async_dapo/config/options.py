@@ -160,65 +160,35 @@ def needs_bypass_loss(correction: DictConfig) -> bool:
 
 
 _SEPARATE = "with async_dapo.placement=separate: "
-# Facts are the options. Rounds of engines that have GPUs of their own go on while the trainer trains.
+# What does not go together, for the planner too. Facts are the options. Engines of placement=separate go on while the
+# trainer trains.
+# fmt: off
 TOGETHER = (
-    Rule(
-        "algorithm.filter_groups.metric",
-        lambda it: it.filter.metric == "",
-        "name a metric of the reward function's result, such as acc, or set algorithm.filter_groups.enable=False",
-    ),
-    Rule(
-        "actor_rollout_ref.rollout.n",
-        lambda it: it.filter.metric is not None and it.rollout_n == 1,
-        "a group of one never varies, so the filter drops every group; set n >= 2 or "
-        "algorithm.filter_groups.enable=False",
-    ),
-    Rule(
-        "async_dapo.selection.by",
-        lambda it: it.selection.records and it.filter.metric is None,
-        "a history counts answers by the filter's metric, and there is no filter; set "
-        "algorithm.filter_groups.enable=True and algorithm.filter_groups.metric, or by=uniform",
-    ),
-    Rule(
-        "async_dapo.max_tokens_per_round",
-        lambda it: it.max_tokens_per_round is not None and it.rollout_strategy is not RolloutStrategy.PARTIAL,
-        "does not go with async_dapo.rollout_strategy={it.rollout_strategy}, under which one that is set aside loses "
-        "its tokens or KV cache, or has to end under one policy; choose async_dapo.rollout_strategy=partial or leave "
-        "it null",
-    ),
-    Rule(
-        "async_dapo.rollout_strategy",
-        lambda it: it.is_separate and not it.keeps_tokens,
-        _SEPARATE + "throws away what a stop interrupts, and no step stops the engines; choose partial, "
-        "partial_stale_kv or consistent",
-    ),
-    Rule(
-        "async_dapo.max_staleness",
-        lambda it: it.is_separate and it.max_staleness == 0,
-        _SEPARATE + "engines would wait for every training step; set it to 1 or more",
-    ),
-    Rule(
-        "async_dapo.stop_rule",
-        lambda it: (
-            it.is_separate
-            and it.keeps_tokens
-            and it.max_staleness != 0
-            and it.stop_rule is not StopRuleName.FIRST_COMPLETED
-        ),
-        _SEPARATE + "no step stops the engines, and the oldest groups are trained first; leave it null",
-    ),
-    Rule(
-        "async_dapo.max_tokens_per_round",
-        lambda it: it.is_separate and it.max_tokens_per_round is not None,
-        _SEPARATE + "a round has no end; leave it null",
-    ),
-    Rule(
-        "async_dapo.over_sampling_batch_size",
-        lambda it: it.is_separate and (it.over_sampling().batch_size or math.inf) <= it.target_valid_groups,
-        _SEPARATE + "the batch in training counts, so that engines would begin nothing meanwhile; leave it at auto, or "
-        "set it above data.train_batch_size={it.target_valid_groups}",
-    ),
+    Rule("algorithm.filter_groups.metric", lambda it: it.filter.metric == "",
+         "name a metric of the reward function's result, such as acc, or set algorithm.filter_groups.enable=False"),
+    Rule("actor_rollout_ref.rollout.n", lambda it: it.filter.metric is not None and it.rollout_n == 1,
+         "a group of one never varies: the filter drops all; set n >= 2, or algorithm.filter_groups.enable=False"),
+    Rule("async_dapo.selection.by", lambda it: it.selection.records and it.filter.metric is None,
+         "a history counts by the filter's metric; set algorithm.filter_groups.enable=True, or by=uniform"),
+    Rule("async_dapo.max_tokens_per_round",
+         lambda it: it.max_tokens_per_round is not None and it.rollout_strategy is not RolloutStrategy.PARTIAL,
+         "async_dapo.rollout_strategy={it.rollout_strategy} cannot set a trajectory aside; choose partial, or leave it "
+         "null"),
+    Rule("async_dapo.rollout_strategy", lambda it: it.is_separate and not it.keeps_tokens,
+         _SEPARATE + "would throw tokens away, and no step stops the engines; choose another strategy"),
+    Rule("async_dapo.max_staleness", lambda it: it.is_separate and it.max_staleness == 0,
+         _SEPARATE + "engines would wait for every training step; set it to 1 or more"),
+    Rule("async_dapo.stop_rule", lambda it: it.is_separate and it.keeps_tokens and it.max_staleness != 0
+         and it.stop_rule is not StopRuleName.FIRST_COMPLETED,
+         _SEPARATE + "no step stops the engines, and the oldest groups are trained first; leave it null"),
+    Rule("async_dapo.max_tokens_per_round", lambda it: it.is_separate and it.max_tokens_per_round is not None,
+         _SEPARATE + "a round has no end; leave it null"),
+    Rule("async_dapo.over_sampling_batch_size",
+         lambda it: it.is_separate and (it.over_sampling().batch_size or math.inf) <= it.target_valid_groups,
+         _SEPARATE + "the batch in training counts: engines would begin nothing; set auto, or more than "
+         "data.train_batch_size={it.target_valid_groups}"),
 )
+# fmt: on
 
 # Fields of `AsyncDAPOConfig` that are numbers of verl's, each >= 1.
 OF_VERL = {
@@ -276,9 +246,6 @@ class AsyncDAPOConfig:
         if node.get("stop_rule") is None:
             keeps_nothing = node.get("rollout_strategy") == RolloutStrategy.DISCARD or node.get("max_staleness") == 0
             node["stop_rule"] = StopRuleName.FIFO if keeps_nothing else StopRuleName.FIRST_COMPLETED
-        if node.get("importance_sampling") == "balance":
-            remedy = "is called mixture now; set async_dapo.importance_sampling=mixture"
-            raise ConfigError("async_dapo.importance_sampling", "balance", remedy)
         if node.get("importance_sampling") is None:
             bypasses = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
             node["importance_sampling"] = ImportanceSampling.BYPASS if bypasses else ImportanceSampling.DECOUPLED

@@ -1,5 +1,5 @@
 """Whether engines and trainer compute the same log-probs: judged once after each start of a run, at the first tokens
-that the newest weights have sampled.
+that the newest weights have sampled. Where a step has few of them, as after a resume, those of the next ones are added.
 
 The trainer scores these tokens with the very weights that sampled them. No policy is old yet, so their k3 between
 engine and trainer is the error between two implementations of one model, and nothing else. Corrections for old tokens
@@ -20,6 +20,9 @@ No right pair reached 0.1. All models were tiny and random.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from .summed import Summed
+
+ENOUGH_TOK = 1000  # of these, one that is 3 nats off by accident moves the mean by 0.016
 GOOD_NATS = 0.01  # above it: a warning
 MOST_NATS = 0.1  # above it: the run ends
 
@@ -29,6 +32,19 @@ _FEW_WORDS = 0.02  # share of a vocabulary that only fills it up to a round numb
 
 class LogProbsDisagree(RuntimeError):
     """Engines do not sample from the trainer's policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewestTokens(Summed):
+    """The tokens that were sampled by the weights that have scored them.
+
+    Attributes:
+        count: how many [tokens].
+        k3_nats: sum of k3 over them [nats].
+    """
+
+    count: int = 0
+    k3_nats: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,24 +81,27 @@ class ModelSetup:
         return "flash" in self.attention
 
 
-def judge(k3_nats: float, *, tokens: int, setup: Callable[[], ModelSetup]) -> str:
-    """What there is to warn of; empty where engines and trainer agree.
+def judge(seen: NewestTokens, *, setup: Callable[[], ModelSetup]) -> str | None:
+    """What there is to warn of; empty where engines and trainer agree; None while there are too few tokens to say.
 
     Args:
-        k3_nats: of the tokens that the newest weights have sampled, mean over these [nats a token].
-        tokens: their number.
+        seen: all since the run's start.
 
     Raises:
-        LogProbsDisagree: with figures and causes.
+        LogProbsDisagree: with figures and causes. With few tokens, if the mean of enough cannot be within the limit any
+            more: k3 is never negative.
     """
-    if k3_nats <= GOOD_NATS:
+    at_least_nats = seen.k3_nats / max(seen.count, ENOUGH_TOK)
+    if at_least_nats <= MOST_NATS and seen.count < ENOUGH_TOK:
+        return None
+    if at_least_nats <= GOOD_NATS:
         return ""
     causes = "; ".join(f"({number}) {cause}" for number, cause in enumerate(likely_causes(setup()), start=1))
     found = (
-        f"engines and trainer give different log-probs to the {tokens} tokens that the present weights have sampled: "
-        f"k3 is {k3_nats:.3g} nats a token"
+        f"engines and trainer give different log-probs to the {seen.count} tokens that the newest weights have "
+        f"sampled: k3 is {seen.k3_nats / seen.count:.3g} nats a token"
     )
-    if k3_nats > MOST_NATS:
+    if at_least_nats > MOST_NATS:
         raise LogProbsDisagree(f"{found}, at most {MOST_NATS:g} trains; likely causes, likeliest first: {causes}")
     return f"{found}, up to {GOOD_NATS:g} is healthy; possible causes: {causes}"
 

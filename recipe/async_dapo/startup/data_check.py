@@ -313,8 +313,8 @@ def _check_lengths(
 
 
 def _check_storage(config: DictConfig, options: AsyncDAPOConfig, *, validated: int) -> None:
-    """Carried trajectories are stored beside those that are trained, and both beside those that are validated between
-    two steps: verl forgets a step's batch after that. TransferQueue ends the run where they have no room.
+    """Trajectories that are carried, trained and validated between two steps are stored at once. TransferQueue ends the
+    run where they have no room.
 
     Args:
         validated: trajectories of one validation that are stored at once [count].
@@ -324,17 +324,13 @@ def _check_storage(config: DictConfig, options: AsyncDAPOConfig, *, validated: i
     """
     backend, trainer = config.transfer_queue.backend, config.trainer
     limit = backend.SimpleStorage.total_storage_size
-    held, trained = options.over_sampling().batch_unit, options.target_valid_groups * options.rollout_n
-    stored = [trained]
-    if trainer.val_before_train:
-        stored.append(validated)
-    if trainer.test_freq > 0:
-        stored.append(trained + validated)
-    needed = held * options.rollout_n + max(stored)
+    held = options.over_sampling().batch_unit
+    validates = trainer.val_before_train or trainer.test_freq > 0
+    needed = (held + options.target_valid_groups) * options.rollout_n + (validated if validates else 0)
     if backend.storage_backend == "SimpleStorage" and limit is not None and limit < needed:
         raise refused(
             config,
             "transfer_queue.backend.SimpleStorage.total_storage_size",
-            f"must be >= {needed} trajectories: of {held} groups that may be carried over, of data.train_batch_size, "
-            f"and of a validation ({validated}; data.val_batch_size divides it)",
+            f"must be >= {needed} trajectories: of {held} groups that may be kept, of data.train_batch_size and of a "
+            f"validation ({validated}; data.val_batch_size divides it)",
         )

@@ -112,8 +112,8 @@ def _check_output_layer(config: DictConfig, model: Any) -> None:
         raise refused(
             config,
             _MODEL + "path",
-            "its config.json has tie_word_embeddings=true, and its checkpoint an output layer that differs from the "
-            "embeddings: engines would leave that out, and the trainer not; set it to false in config.json",
+            "its config.json has tie_word_embeddings=true, and its checkpoint an output layer of its own, which "
+            "engines would leave out; set it to false",
         )
 
 
@@ -131,9 +131,8 @@ def _check_context(config: DictConfig, model: Any) -> None:
         raise refused(
             config,
             _ROLLOUT + "max_model_len",
-            f"must be in {longest_tok}..{context_tok}, or null where that is a range: data.max_prompt_length + "
-            f"data.max_response_length = {longest_tok}, and the model has {context_tok} positions "
-            "(max_position_embeddings); lower the former to fit, or take a model with a longer context",
+            f"must be null, or in {longest_tok}..{context_tok}: data.max_prompt_length + data.max_response_length = "
+            f"{longest_tok}, and the model has {context_tok} positions; lower the former, or take another model",
         )
 
 

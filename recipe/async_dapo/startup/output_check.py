@@ -2,6 +2,7 @@
 damaged would be found when engines are up, or the first checkpoint is due.
 """
 
+import json
 import logging
 import os
 import re
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 NEWEST_FILE = "latest_checkpointed_iteration.txt"  # verl's name; holds a step
 MAX_NEWEST_BYTES = 32
+STORAGE_UNITS_FILE = "transfer_queue/simple_storage/storage_unit_info.json"  # TransferQueue's; a list of all units
 _RANKS = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")  # of FSDP and VeOmni
 
 
@@ -143,7 +145,7 @@ def check_resume(config: DictConfig) -> str:
     elif trainer.resume_mode == "auto":
         folder = _check_newest(config, Path(trainer.default_local_dir).expanduser().absolute())
     if folder is not None:
-        _check_ranks(config, folder)
+        check_each([partial(_check_ranks, config, folder), partial(_check_storage_units, config, folder)])
     return f"resumes from {trainer.resume_from_path}" if trainer.resume_from_path else ""
 
 
@@ -207,6 +209,21 @@ def _check_ranks(config: DictConfig, folder: Path) -> None:
             f"{folder} was saved by {' and by '.join(map(str, sorted(found)))} training GPUs, and with "
             f"trainer.nnodes={config.trainer.nnodes} this makes {ranks}; train on as many as before, or begin a new "
             "run with its weights (docs/cluster.md)",
+        )
+
+
+def _check_storage_units(config: DictConfig, folder: Path) -> None:
+    """TransferQueue gives each storage unit back what one had, when engines are up."""
+    file = folder / STORAGE_UNITS_FILE
+    if not file.exists():  # stored by another backend
+        return
+    saved, key = len(json.loads(file.read_text())), "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+    if saved != OmegaConf.select(config, key):
+        raise refused(
+            config,
+            key,
+            f"{folder} holds the trajectories of {saved} storage units; set {saved} (each takes a CPU of Ray's), or "
+            "begin a new run with its weights (docs/cluster.md)",
         )
 
 

@@ -2,15 +2,14 @@
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from ..config.options import CONFIG_FOLDER, CONFIG_NAME
-from ..config.values import ConfigError, did_you_mean
+from ..config.values import ConfigError
 
 USAGE = """\
 usage: python -m {module} KEY=VALUE ...
@@ -50,20 +49,5 @@ def compose_overrides(overrides: Sequence[str], base: Sequence[str] = ()) -> Dic
             return compose(CONFIG_NAME, overrides=[*base, *overrides])
         except HydraException as error:
             said = " ".join(str(error).partition("Config search path:")[0].split())
-            if not (unknown := _UNKNOWN_KEY.match(said)):
-                raise ConfigError("hydra", "compose", f"Hydra says: {said}") from error
-            value = dict(text.partition("=")[::2] for text in overrides).get(unknown[1], "<unset>")
-            known = list(_keys(compose(CONFIG_NAME, overrides=list(base))))
-            begun = [key for key in known if key.endswith(f".{unknown[1]}")]  # all but its first names are right
-            hint = did_you_mean(begun[0] if begun else unknown[1], known) or "; docs/options.md has the recipe's"
-            raise ConfigError(unknown[1], value, f"no such option{hint}") from error
-
-
-def _keys(node: Any, prefix: str = "") -> Iterator[str]:
-    """Full keys of all options, of nodes as well as of leaves."""
-    for name in node:
-        yield prefix + name
-        if OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name):
-            continue
-        if isinstance(child := node._get_node(name), DictConfig) and not child._is_none():
-            yield from _keys(child, f"{prefix}{name}.")
+            unknown = _UNKNOWN_KEY.match(said)
+            raise ConfigError(unknown[1] if unknown else "hydra", "<override>", f"Hydra says: {said}") from error

@@ -46,6 +46,7 @@ from .verl_options import MEGATRON_SIZES, VEOMNI_SIZE, listed
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _CORRECTION, _REWARD = "actor_rollout_ref.model.", "algorithm.rollout_correction.", "reward.reward_kwargs."
 _VLLM, _OVERLONG = _ROLLOUT + "engine_kwargs.vllm.", _REWARD + "overlong_buffer_cfg."
+_VALIDATION = _ROLLOUT + "val_kwargs."
 _LOSS_MODE = _ACTOR + "policy_loss.loss_mode"
 _MODELS = {"actor": _ACTOR, "ref": _REF, "critic": "critic."}
 _NODES = {
@@ -137,11 +138,6 @@ class Run:
         return {model: max(1, self.training_gpus // held_by) for model, held_by in self.held_by.items()}
 
     @property
-    def multiple(self) -> dict[str, int]:
-        """Prompts of which a mini batch is a multiple, by model."""
-        return {model: ranks // math.gcd(ranks, self.options.rollout_n) for model, ranks in self.ranks.items()}
-
-    @property
     def least_tok(self) -> dict[str, int]:
         """Tokens that a rank's share of the longest trajectory has, by model."""
         return {model: -(-self.longest_tok // split) for model, split in self.split_over.items()}
@@ -220,6 +216,10 @@ def _is_short(it: Run, model: str, key: str, dynamic: str | None) -> bool:
     return acts and (value is None or value < it.least_tok[model])
 
 
+def _cuts(it: Run, part: str) -> bool:
+    return bool(it.get(f"{_ROLLOUT}{part}_length") != it.get(f"data.max_{part}_length"))
+
+
 _DYNAMIC = _ACTOR + "use_dynamic_bsz"
 _MICRO = (
     ("actor", _ACTOR + "ppo_", _DYNAMIC),
@@ -235,52 +235,48 @@ _CONTRADICTS = "contradicts async_dapo.importance_sampling={it.options.importanc
 _STRATEGY = "async_dapo.rollout_strategy={it.options.rollout_strategy} keeps the "
 _PLACE = "async_dapo.drafts={it.options.drafts} takes its place; leave one of them out"
 _PACKAGE = f"vLLM needs a package for it; run: pip install {SUFFIX_PACKAGE}"
-_FSDP_TRAINS = f"with {_MODEL}lora_rank=0 FSDP trains all weights; set {_MODEL}lora_rank, or leave it out"
 
 # fmt: off
 RULES: tuple[Rule, ...] = (
     Rule("trainer.val_only", lambda it: it.trainer.val_only and not it.trainer.val_before_train,
          "is ignored without trainer.val_before_train=True"),
-    Rule(_ROLLOUT + "val_kwargs.temperature",
+    Rule(_VALIDATION + "temperature",
          lambda it: it.validation.temperature == 0 and (it.validation.n > 1 or it.validation.do_sample),
          "gives the same answer {it.validation.n} times, do_sample={it.validation.do_sample} is ignored; set a "
          "temperature > 0, or n=1 and do_sample=False"),
-    Rule(_ROLLOUT + "val_kwargs.do_sample", lambda it: it.validation.temperature > 0 and not it.validation.do_sample,
-         "verl ignores it, and val_kwargs.temperature={it.validation.temperature} samples; set temperature=0 for "
-         "greedy answers, or do_sample=True"),
+    Rule(_VALIDATION + "do_sample", lambda it: it.validation.temperature > 0 and not it.validation.do_sample,
+         "is ignored, temperature={it.validation.temperature} samples; set that to 0, or do_sample=True"),
     Rule("trainer.critic_warmup", lambda it: it.trainer.critic_warmup > 0 and not it.has["critic"],
          "there is no critic, and the actor would not train; set 0"),
     Rule("trainer.max_critic_ckpt_to_keep",
          lambda it: it.has["critic"] and it.trainer.max_critic_ckpt_to_keep is not None
          and checkpoints_to_keep(it.config, "critic") != checkpoints_to_keep(it.config),
-         "is ignored: a checkpoint stays or goes as a whole, by trainer.max_actor_ckpt_to_keep; leave it out"),
+         "is ignored: trainer.max_actor_ckpt_to_keep keeps checkpoints whole; leave it out"),
     Rule("trainer.resume_from_path",
          lambda it: bool(it.trainer.resume_from_path) is not (it.trainer.resume_mode == "resume_path"),
-         "is a checkpoint folder with trainer.resume_mode=resume_path, and ignored with another; it is "
-         "{it.trainer.resume_mode}"),
+         "is a checkpoint folder with trainer.resume_mode=resume_path, else ignored; it is {it.trainer.resume_mode}"),
     Rule("trainer.logger", lambda it: it.missing_packages,
          "needs {it.missing_packages}, which is not installed; install or drop it"),
     *(Rule(f"{_MODELS[model]}checkpoint.{contents}", partial(_lacks_parts, model=model, contents=contents),
-           "must hold model, optimizer, extra: a run could not go on from a checkpoint without them; add what is "
-           "missing, or set trainer.save_freq=-1 and trainer.resume_mode=disable")
+           "no run goes on without model, optimizer and extra; add what is missing, or set trainer.save_freq=-1 and "
+           "trainer.resume_mode=disable")
       for model in ("actor", "critic") for contents in ("save_contents", "load_contents")),
-    *(Rule(_MODELS[model] + "ppo_mini_batch_size",
-           partial(_fills_up, model=model),
-           "must divide data.train_batch_size={it.options.target_valid_groups}: verl would fill the last mini batch up "
-           "with padding")
+    *(Rule(_MODELS[model] + "ppo_mini_batch_size", partial(_fills_up, model=model),
+           "must divide data.train_batch_size={it.options.target_valid_groups}: verl would pad the last one")
       for model in ("actor", "critic")),
-    *(Rule(_MODELS[model] + "ppo_mini_batch_size",
-           partial(_splits_unevenly, model=model),
-           f"times rollout.n={{it.options.rollout_n}} trajectories must be a multiple of the {{it.ranks[{model}]}} "
-           f"data-parallel ranks; set a multiple of {{it.multiple[{model}]}}")
+    *(Rule(_MODELS[model] + "ppo_mini_batch_size", partial(_splits_unevenly, model=model),
+           f"times rollout.n={{it.options.rollout_n}} must be a multiple of {{it.ranks[{model}]}} data-parallel ranks")
       for model in ("actor", "critic")),
     *(Rule(sizes + "micro_batch_size_per_gpu", partial(_is_uneven, model=model, sizes=sizes, dynamic=dynamic),
            f"must divide the trajectories that a rank gets; or set {dynamic}=True")
       for model, sizes, dynamic in _MICRO),
     *(Rule(key, partial(_is_short, model=model, key=key, dynamic=dynamic),
            f"must be >= {{it.least_tok[{model}]}}: a trajectory can have {{it.longest_tok}} tokens, over "
-           f"{{it.split_over[{model}]}} sequence-parallel ranks; training would fail at the first long one")
+           f"{{it.split_over[{model}]}} sequence-parallel ranks")
       for model, key, dynamic in _LONGEST),
+    *(Rule(_ROLLOUT + f"{part}_length", partial(_cuts, part=part),
+           f"agent loops cut each {part} there, behind every check; leave it out, it follows data.max_{part}_length")
+      for part in ("prompt", "response")),
 
     *(Rule(_REF + name,
            partial(lambda it, name: it.has["ref"] and it.get(_REF + name) != it.get(_ACTOR + name), name=name),
@@ -288,21 +284,18 @@ RULES: tuple[Rule, ...] = (
       for name in MEGATRON_SIZES),
 
     Rule("algorithm.use_pf_ppo", lambda it: it.algorithm.use_pf_ppo,
-         "with adv_estimator=gae verl's V1 trainer gives trajectories the advantages of others, and else ignores it; "
-         "set it to False"),
+         "with adv_estimator=gae verl gives trajectories the advantages of others, and else ignores it; set False"),
     Rule("algorithm.filter_groups.metric", lambda it: it.options.filter.metric in PENALISED_METRICS,
-         "the filter judges a raw metric of the reward function, such as acc or score: the final reward holds the "
-         "overlong penalty, with which an all-wrong group can pass"),
+         "holds the overlong penalty, with which an all-wrong group passes the filter; name a raw metric, such as acc"),
     Rule("algorithm.adv_estimator", lambda it: it.algorithm.adv_estimator == "opo" and it.withholds,
-         f"its baseline weighs rewards by lengths, which lose the tokens {_OLD}; set async_dapo.max_staleness=null, or "
-         "another estimator"),
+         f"weighs rewards by lengths, which lose tokens {_OLD}; set async_dapo.max_staleness=null, or another one"),
     Rule("algorithm.use_kl_in_reward", lambda it: it.algorithm.use_kl_in_reward and it.withholds,
-         f"tokens {_OLD} leave the loss, and would leave their trajectories' KL penalty and their group's baseline "
-         "with it; set async_dapo.max_staleness=null, or use actor_rollout_ref.actor.use_kl_loss"),
+         f"tokens {_OLD} would leave KL penalty and baseline; set async_dapo.max_staleness=null, or use "
+         f"{_ACTOR}use_kl_loss"),
     Rule(_ACTOR + "loss_scale_factor",
          lambda it: it.actor.loss_agg_mode == "seq-mean-token-sum-norm" and it.actor.loss_scale_factor is None,
-         "with loss_agg_mode=seq-mean-token-sum-norm verl divides by the longest answer of each micro batch, so a "
-         "token weighs more where all are short; set it to data.max_response_length={it.options.max_response_length}"),
+         "with loss_agg_mode=seq-mean-token-sum-norm verl divides by the longest answer of each micro batch; set it to "
+         "data.max_response_length={it.options.max_response_length}"),
 
     Rule("async_dapo.max_staleness", lambda it: it.corrects(MIXTURE) and it.options.max_staleness is None,
          "async_dapo.importance_sampling=mixture keeps the weights of so many versions; set a number, such as 4"),
@@ -310,7 +303,7 @@ RULES: tuple[Rule, ...] = (
          "async_dapo.importance_sampling=mixture exchanges FSDP2's weights; use fsdp2, or decoupled"),
     Rule(_CORRECTION + "rollout_is",
          lambda it: it.corrects(BYPASS) and it.correction.rollout_is and it.correction.loss_type == "ppo_clip",
-         "PPO's ratio is the importance weight in bypass mode, verl ignores this one; leave it null, choose "
+         "is ignored in bypass mode, where PPO's ratio is the weight; leave it null, choose "
          "async_dapo.importance_sampling=decoupled, or set algorithm.rollout_correction.loss_type=reinforce"),
     Rule(_LOSS_MODE, lambda it: it.corrects(BYPASS) and it.get(_LOSS_MODE) == "gpg",
          "has no ratio, which is the correction in bypass mode; use async_dapo.importance_sampling=decoupled"),
@@ -320,9 +313,8 @@ RULES: tuple[Rule, ...] = (
     Rule("async_dapo.max_tokens_per_round",  # verl's bypass loss raises at a micro batch without a token
          lambda it: it.corrects(BYPASS) and needs_bypass_loss(it.correction) and it.options.max_staleness
          and (it.options.max_tokens_per_round or math.inf) < it.options.max_response_length,
-         f"a trajectory may be set aside until its group's tokens are {_OLD}, and verl's bypass loss, which rollout_rs "
-         "and loss_type=reinforce need, ends the run where no token is left; leave it null, or set "
-         "async_dapo.max_staleness=null, or async_dapo.importance_sampling=decoupled"),
+         f"all tokens of a group may be {_OLD}, and verl's bypass loss (rollout_rs, loss_type=reinforce) fails without "
+         "any; set null, or async_dapo.max_staleness=null, or async_dapo.importance_sampling=decoupled"),
     *(Rule(_CORRECTION + name,
            partial(lambda it, name: it.corrects(NONE) and it.correction[name] is not None, name=name),
            _CONTRADICTS + "leave it null or choose decoupled")
@@ -332,8 +324,8 @@ RULES: tuple[Rule, ...] = (
     Rule(_CORRECTION + "loss_type", lambda it: not it.corrects(BYPASS) and it.correction.loss_type != "ppo_clip",
          "acts with async_dapo.importance_sampling=bypass only; leave it at ppo_clip"),
     Rule(_LOSS_MODE, lambda it: not it.corrects(BYPASS) and it.get(_LOSS_MODE) == "bypass_mode",
-         "would take recomputed log-probs for the behaviour policy's; set async_dapo.importance_sampling=bypass, or "
-         "leave it at vanilla"),
+         "would take recomputed log-probs for the behaviour policy's; leave it at vanilla, or set "
+         "async_dapo.importance_sampling=bypass"),
     Rule(_CORRECTION + "rollout_is", lambda it: it.correction.loss_type == "reinforce"
          and it.correction.rollout_is is None and it.correction.rollout_rs is None,
          "loss_type=reinforce has no ratio of its own; set it to token, or rollout_rs to a mask"),
@@ -343,20 +335,20 @@ RULES: tuple[Rule, ...] = (
 
     Rule("async_dapo.max_concurrent_prompts",
          lambda it: it.options.rollout_pool_size is None and it.requests >= MAX_PENDING_CALLS,
-         "{it.options.num_workers} workers could wait with {it.requests} requests at once, and the load balancer takes "
-         f"{MAX_PENDING_CALLS} calls; lower it"),
+         f"{{it.requests}} requests could wait at once, the load balancer takes {MAX_PENDING_CALLS}; lower it"),
     Rule("async_dapo.rollout_pool_size",
          lambda it: it.options.fixed_pool_size is not None and it.requests >= MAX_PENDING_CALLS,
-         f"{{it.requests}} requests could wait, and the load balancer takes {MAX_PENDING_CALLS} calls; lower it"),
+         f"{{it.requests}} requests could wait at once, the load balancer takes {MAX_PENDING_CALLS}; lower it"),
     Rule("async_dapo.max_loads_per_server", lambda it: (it.options.max_loads_per_server or 0) >= it.server_calls,
-         "must be below {it.server_calls}, the concurrent calls of a vLLM server actor: weight updates and the stop "
-         "would wait behind generation; lower it or raise actor_rollout_ref.rollout.max_num_seqs"),
+         "must be below the {it.server_calls} concurrent calls of a vLLM server actor, or weight updates and the stop "
+         f"wait behind generation; lower it, or raise {_ROLLOUT}max_num_seqs"),
+
     Rule(_ROLLOUT + "nnodes", lambda it: it.options.is_separate is not bool(it.rollout.nnodes),
-         "must be >= 1 with async_dapo.placement=separate, where engines run there, and 0 with colocated, where they "
-         "share the trainer's GPUs; it is {it.options.placement}"),
+         "are the nodes of engines with async_dapo.placement=separate (>= 1), and 0 with colocated; it is "
+         "{it.options.placement}"),
     *(Rule(_ROLLOUT + "tensor_model_parallel_size",
            partial(lambda it, own: it.options.is_separate is own and it.engine_gpus % it.gpus_per_engine, own=own),
-           "an engine takes {it.gpus_per_engine} GPUs, which does not divide the {it.engine_gpus} of "
+           "engines of {it.gpus_per_engine} GPUs do not divide the {it.engine_gpus} of "
            f"{owner}.nnodes x {owner}.n_gpus_per_node")
       for own, owner in ((True, "actor_rollout_ref.rollout"), (False, "trainer"))),
     Rule(_ROLLOUT + "free_cache_engine",
@@ -375,12 +367,11 @@ RULES: tuple[Rule, ...] = (
     Rule(_MODEL + "lora_rank",
          lambda it: it.model_engine == "megatron" and it.model.lora_rank and not it.model.lora.rank,
          f"is FSDP's, Megatron trains all weights; set {_MODEL}lora.rank, or 0"),
-    Rule(_MODEL + "lora.rank",
-         lambda it: it.model_engine != "megatron" and not it.model.lora_rank and it.model.lora.rank,
-         "is Megatron's: " + _FSDP_TRAINS),
-    Rule(_MODEL + "lora_adapter_path",
-         lambda it: it.model_engine != "megatron" and not it.model.lora_rank and it.model.lora_adapter_path,
-         "is ignored: " + _FSDP_TRAINS),
+    *(Rule(_MODEL + name,
+           partial(lambda it, name: it.model_engine != "megatron" and not it.model.lora_rank and it.get(_MODEL + name),
+                   name=name),
+           f"is ignored: with {_MODEL}lora_rank=0 FSDP trains all weights; set that, or leave this out")
+      for name in ("lora.rank", "lora_adapter_path")),
 
     Rule(_VLLM + "speculative_config", lambda it: it.options.drafts and it.own_drafts, _PLACE),
     Rule(_ROLLOUT + "mtp.enable_rollout", lambda it: it.options.drafts and own_head_drafts(it.rollout), _PLACE),
@@ -394,52 +385,45 @@ RULES: tuple[Rule, ...] = (
     Rule(_VLLM + "speculative_config.draft_load_config",
          lambda it: it.own_drafts and it.own_drafts.has_weights and it.rollout.load_format == "dummy"
          and not it.own_drafts.config.get("draft_load_config"),
-         f"with {_ROLLOUT}load_format=dummy the model that drafts would keep random weights, as no weight update "
-         "brings others; set {{load_format: auto}}"),
+         f"with {_ROLLOUT}load_format=dummy the model that drafts stays random; set {{{{load_format: auto}}}}"),
     Rule(_ROLLOUT + "load_format",
          lambda it: not it.own_drafts and own_head_drafts(it.rollout) and it.rollout.load_format == "dummy"
          and it.model_engine == "dp",
-         "with mtp.enable_rollout=True the model's own head drafts, and FSDP neither trains nor brings it: it would "
-         "draft at random; set auto, which loads it from the checkpoint, or mtp.enable_rollout=False"),
+         "FSDP does not bring the head that drafts (mtp.enable_rollout=True), which would stay random; set auto, or "
+         "mtp.enable_rollout=False"),
     Rule(_VLLM + "logits_processors", lambda it: it.vllm.get("logits_processors")
          and (it.own_drafts or it.options.drafts or own_head_drafts(it.rollout)),
          "vLLM refuses them where it verifies drafts; leave them out"),
     *(Rule(key, partial(lambda it, key: it.get(key) not in _NOT_QUANTIZED and not it.truncates_tokens, key=key),
-           "engines sample from another distribution than the trainer's, which needs a weight for each token, "
-           f"truncated at {_MOST_WEIGHT:g}; set async_dapo.importance_sampling=decoupled, {_CORRECTION}rollout_is="
-           f"token and {_CORRECTION}rollout_is_threshold={_MOST_WEIGHT:g}")
+           f"engines sample from another distribution, which needs each token's weight truncated at {_MOST_WEIGHT:g}; "
+           f"set async_dapo.importance_sampling=decoupled, {_CORRECTION}rollout_is=token and {_CORRECTION}"
+           f"rollout_is_threshold={_MOST_WEIGHT:g}")
       for key in (_ROLLOUT + "quantization", _VLLM + "quantization", _VLLM + "kv_cache_dtype")),
     Rule(_VLLM + "kv_cache_dtype",
          lambda it: it.options.keeps_kv and it.vllm.get("kv_cache_dtype") not in _NOT_QUANTIZED,
-         _STRATEGY + "cache over weight updates, and with it keys and values of other scales; choose partial, or leave "
-         "it out"),
+         _STRATEGY + "cache over weight updates, and with it keys of other scales; choose partial, or leave it out"),
     Rule(_VLLM + "calculate_kv_scales", lambda it: it.vllm.get("calculate_kv_scales"),
-         "vLLM calculates scales once, of the weights that an engine starts with, and sets them to 1 when it wakes up; "
-         "leave it out"),
+         "vLLM takes the scales of the weights at the start, and 1 after a wake-up; leave it out"),
     Rule(_VLLM + "worker_extension_cls", lambda it: it.vllm.get("worker_extension_cls"),
          "is the recipe's own: it brings the weights; leave it out"),
 
     Rule("reward.reward_model.enable_resource_pool",
          lambda it: it.reward_model.enable is not it.reward_model.enable_resource_pool,
          "must equal reward.reward_model.enable={it.reward_model.enable}: a reward model on the trainer's GPUs scores "
-         "after the rollout, so groups cannot be judged inline, and without one GPUs would be reserved for nothing"),
+         "after the rollout, and a pool without one reserves GPUs for nothing"),
     Rule("reward.reward_model.rollout.free_cache_engine",
          lambda it: it.reward_model.enable and it.reward_model.rollout.free_cache_engine,
-         "verl would put the reward model's engines to sleep at start-up, and wakes them only for rewards after the "
-         "rollout; set it to False"),
+         "the reward model would sleep from the start until after the rollout; set False"),
     Rule("reward.custom_reward_function.path",
          lambda it: it.reward_model.enable and it.reward.custom_reward_function.path is None,
-         "verl's agent loops cannot read the score of a reward model alone, which comes without further metrics; name "
-         "a reward function that asks the model (its argument reward_router_address) and returns a dict"),
+         "verl's agent loops cannot read the score of a reward model alone; name a reward function that asks the model "
+         "(its argument reward_router_address) and returns a dict"),
     Rule(_OVERLONG + "enable", lambda it: it.overlong.enable and it.reward.reward_manager.source == "register"
          and it.reward.reward_manager.name != "dapo",
          "is ignored by reward.reward_manager.name={it.reward.reward_manager.name}; use dapo, or disable it"),
     Rule(_REWARD + "max_resp_len",
          lambda it: it.overlong.enable and it.reward.reward_kwargs.max_resp_len != it.options.max_response_length,
          "must equal data.max_response_length={it.options.max_response_length}, where responses end"),
-    Rule(_OVERLONG + "len",
-         lambda it: it.overlong.enable and it.overlong.len > it.options.max_response_length,
-         "must be in 1..{it.options.max_response_length}; set overlong_buffer_cfg.enable=False to disable"),
 )
 # fmt: on
 
@@ -463,19 +447,17 @@ CHOICES: tuple[tuple[str, Callable[[Run], list[Any]], Iterable[str]], ...] = (
     (_CORRECTION + "rollout_is", lambda it: [it.correction.rollout_is or "token"], ("token", "sequence")),
     (_CORRECTION + "rollout_rs", _masks, corrections.SUPPORTED_ROLLOUT_RS_OPTIONS),
 )
+# fmt: off
 # (option, verl's reading of it, what to set)
 THRESHOLDS: tuple[tuple[str, Callable[[Run, Any], Any], str], ...] = (
-    (
-        _CORRECTION + "rollout_is_threshold",
-        lambda it, value: value is None or corrections._parse_rollout_is_threshold(value),
-        "a number > 0, or lower_upper, such as 0.5_2.0",
-    ),
-    (
-        _CORRECTION + "rollout_rs_threshold",
-        lambda it, value: not _masks(it) or corrections._parse_rollout_rs_thresholds(_masks(it), value),
-        "a number > 0 for each mask of rollout_rs, or lower_upper for those that end with k1, such as 0.99_1.01",
-    ),
+    (_CORRECTION + "rollout_is_threshold",
+     lambda it, value: value is None or corrections._parse_rollout_is_threshold(value),
+     "a number > 0, or lower_upper, such as 0.5_2.0"),
+    (_CORRECTION + "rollout_rs_threshold",
+     lambda it, value: not _masks(it) or corrections._parse_rollout_rs_thresholds(_masks(it), value),
+     "a number > 0 for each mask of rollout_rs, or lower_upper for those that end with k1, such as 0.99_1.01"),
 )
+# fmt: on
 
 
 def check_options(config: DictConfig, options: AsyncDAPOConfig) -> str:

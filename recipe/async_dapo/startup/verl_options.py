@@ -5,7 +5,7 @@ Every row of `IGNORED` was checked against the installed wheel: nothing on the V
 act in verl's older trainer, so scripts still carry them.
 """
 
-import ast
+import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib.util import find_spec
@@ -45,7 +45,7 @@ _ABSENT = object()
 # positive numbers: a frequency <= 0 is "never", a number of checkpoints or samples <= 0 is "all".
 _OF_KIND: tuple[tuple[Any, str], ...] = (
     (Count, f"""
-        trainer.total_epochs trainer.nnodes trainer.n_gpus_per_node reward.num_workers {_KWARGS}overlong_buffer_cfg.len
+        trainer.total_epochs trainer.nnodes trainer.n_gpus_per_node reward.num_workers
         transfer_queue.backend.SimpleStorage.num_data_storage_units
         {_ROLLOUT}val_kwargs.n {_ROLLOUT}n_gpus_per_node {_ROLLOUT}tensor_model_parallel_size
         {_ROLLOUT}data_parallel_size {_ROLLOUT}pipeline_model_parallel_size {_ROLLOUT}max_num_seqs
@@ -185,13 +185,7 @@ def check_numbers(config: DictConfig) -> None:
         ConfigError: naming key, value and remedy.
     """
     given = (key for key in NUMBERS if OmegaConf.select(config, key, default=_ABSENT) is not _ABSENT)
-    check_each([partial(number, config, key, NUMBERS[key]) for key in given if not _follows_the_actor(config, key)])
-
-
-def _follows_the_actor(config: DictConfig, key: str) -> bool:
-    """Whether a number of the critic is the actor's, which is judged there."""
-    node, _, name = key.rpartition(".")
-    return key.startswith("critic.") and OmegaConf.is_interpolation(OmegaConf.select(config, node), name)
+    check_each([partial(number, config, key, NUMBERS[key]) for key in given])
 
 
 def check_verl_options(config: DictConfig) -> None:
@@ -200,20 +194,17 @@ def check_verl_options(config: DictConfig) -> None:
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    ignored = [(key, accepted, f"another value would be ignored; {instead}") for key, accepted, instead in IGNORED]
-    required = [partial(_require, config, *row) for row in (*FIXED, *ignored)]
+    ignored = ((key, accepted, f"another value would be ignored; {instead}") for key, accepted, instead in IGNORED)
+    rows = [*FIXED, *ignored]
     if strategies := TRAINING_ENGINES.get(config.model_engine):
-        only = f"model_engine={config.model_engine} has no other"
-        required.append(partial(_require, config, _ACTOR + "strategy", strategies, only))
-    shadowed = [partial(_check_shadowed, config, *row) for row in SHADOWED]
-    lengths = [partial(_check_length, config, part) for part in ("prompt", "response")]
-    why = "verl's V1 trainer does not read `{}` any more; set its successor under `reward`"
-    moved = [
-        partial(_require, config, key, (None,), why.format(node))
-        for node in MOVED_TO_REWARD
-        for key in _leaves(config.get(node), node)
-    ]
-    check_each([*required, *shadowed, *lengths, *moved])
+        rows.append((_ACTOR + "strategy", strategies, f"model_engine={config.model_engine} has no other"))
+    for key, read in SHADOWED:
+        if (value := OmegaConf.select(config, read)) is not None:
+            rows.append((key, (value, None), f"another value would be ignored, verl reads {read}"))
+    for node in MOVED_TO_REWARD:
+        why = f"verl's V1 trainer does not read `{node}` any more; set its successor under `reward`"
+        rows += [(key, (None,), why) for key in _leaves(config.get(node), node)]
+    check_each([partial(_require, config, *row) for row in rows])
     from verl.utils.device import auto_set_device
 
     auto_set_device(config)
@@ -232,13 +223,10 @@ def check_by_verl(config: DictConfig) -> None:
     if config.actor_rollout_ref.actor.strategy not in TRAINING_ENGINES.get(config.model_engine, ()):
         return
     models = {"use_reference_policy": need_reference_policy(config), "use_critic": need_critic(config)}
-    nodes = {key: OmegaConf.select(config, key) for key in ("algorithm", "actor_rollout_ref.rollout")}
-    check_each(
-        [
-            partial(_in_verls_words, "validate_config", partial(validate_config, config=config, **models)),
-            *(partial(_in_verls_words, key, partial(omega_conf_to_dataclass, node)) for key, node in nodes.items()),
-        ]
-    )
+    checks: dict[str, Callable[[], object]] = {"validate_config": partial(validate_config, config=config, **models)}
+    for key in ("algorithm", "actor_rollout_ref.rollout"):
+        checks[key] = partial(omega_conf_to_dataclass, OmegaConf.select(config, key))
+    check_each([partial(_in_verls_words, name, check) for name, check in checks.items()])
 
 
 def _in_verls_words(name: str, check: Callable[[], object]) -> None:
@@ -266,8 +254,7 @@ def _check_argument(rollout: DictConfig, key: str, value: Any) -> None:
         raise ConfigError(
             _VLLM + key,
             value,
-            f"would take the place of {_ROLLOUT}{option}={rollout.get(option)} in vLLM alone, behind every check; "
-            f"set {_ROLLOUT}{option} instead",
+            f"would take the place of {_ROLLOUT}{option}={rollout.get(option)}, behind every check; set that instead",
         )
     known = vllm_arguments()
     if known and name not in known:
@@ -284,40 +271,11 @@ def vllm_arguments() -> frozenset[str]:
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:
         return frozenset()
-    folder, names = Path(spec.origin).parent, set()
-    for file in ("engine/arg_utils.py", "entrypoints/openai/cli_args.py"):
-        source = folder / file
-        if not source.is_file():
-            return frozenset()
-        for node in ast.parse(source.read_text()).body:
-            if isinstance(node, ast.ClassDef) and node.name.endswith(("EngineArgs", "FrontendArgs")):
-                names |= {
-                    line.target.id
-                    for line in node.body
-                    if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
-                }
-    return frozenset(names)
-
-
-def _check_shadowed(config: DictConfig, key: str, read: str) -> None:
-    value, wanted = OmegaConf.select(config, key), OmegaConf.select(config, read)
-    if value is not None and wanted is not None and value != wanted:
-        raise refused(config, key, f"is ignored, verl reads {read}={wanted}; set both to the same value")
-
-
-def _check_length(config: DictConfig, part: str) -> None:
-    """
-    Args:
-        part: prompt or response.
-    """
-    wanted = OmegaConf.select(config, of_data := f"data.max_{part}_length")
-    if OmegaConf.select(config, key := f"{_ROLLOUT}{part}_length") != wanted:
-        raise refused(
-            config,
-            key,
-            f"must equal {of_data}={wanted}, which it follows: agent loops would cut every {part} there, behind the "
-            f"overlong penalty and every check; leave it out and set {of_data} alone",
-        )
+    of_dataclasses = ("engine/arg_utils.py", "entrypoints/openai/cli_args.py")
+    files = [Path(spec.origin).parent / name for name in of_dataclasses]
+    if not all(file.is_file() for file in files):
+        return frozenset()
+    return frozenset(name for file in files for name in re.findall(r"^    (\w+): ", file.read_text(), re.MULTILINE))
 
 
 def _require(config: DictConfig, key: str, accepted: tuple[Any, ...], why: str) -> None:

@@ -56,6 +56,7 @@ from ..config.values import (
     SpeculativeConfig,
     own_head_drafts,
 )
+from ..core.agreement import NewestTokens, judge
 from ..core.ledger import LedgerError
 from ..core.mini_batches import balanced_order
 from ..core.trajectory import PromptGroup
@@ -67,7 +68,7 @@ from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from . import one_update
-from .agreement import judge_engines
+from .agreement import newest_tokens, setup_of
 from .checkpoints import KeptCheckpoints, from_frames, to_frames
 from .engine_manager import EngineManager
 from .importance_sampling import importance_metrics, importance_sums, truncated_weights
@@ -88,6 +89,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     _worker_class: type[AsyncDAPOActorRolloutRefWorker] = AsyncDAPOActorRolloutRefWorker
     _has_told_fields = False
     _has_judged_engines = False
+    _newest = NewestTokens()  # of this life, until engines are judged
     _can_take_one_pass = False  # the update computes old log-probs itself, once engines are judged
     _takes_one_pass = False  # so in this step
     _first_step = 1  # of this life
@@ -276,7 +278,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         bypasses = self.config.algorithm.rollout_correction.bypass_mode
         with self._bypassing(False):
             batch = super()._compute_old_log_prob(batch, metrics)
-        warning = judge_engines(batch, self.config, step=self.global_steps, keeps_kv=self.options.keeps_kv)
+        self._newest += newest_tokens(batch, step=self.global_steps, keeps_kv=self.options.keeps_kv)
+        warning = judge(self._newest, setup=partial(setup_of, self.config))
         self._has_judged_engines = warning is not None
         if warning:
             logger.warning("step %d: %s", self.global_steps, warning)

@@ -118,6 +118,10 @@ class WatchedSender(BucketedWeightSender):
         super()._init_socket()
         self.socket = _WatchedSocket(self.socket, self._watch, timeout_s=self._timeout_s)
 
+    def _direct_send_large_weight(self, name: str, weight: torch.Tensor) -> None:
+        """A weight larger than the bucket goes as a handle to device memory: one from Ray's store is in host memory."""
+        super()._direct_send_large_weight(name, weight.to(self.buffer.device))
+
 
 class WeightSender(ServerAdapter):
     """verl's adapter of a training worker to its engine, which may be dead at any time, and silent.
