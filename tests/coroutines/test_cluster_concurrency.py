@@ -1,5 +1,8 @@
 """Rounds that size themselves, on virtual time: what the engines say reaches the controller, and its decisions act."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
@@ -54,6 +57,26 @@ def test_given_a_checkpoint_then_the_next_run_begins_with_what_was_learned(start
     again.buffer.open_round(again.step_number + 1)
     assert again.manager.capacity == learned["capacity"]
     again.buffer.sample(again.step_number + 1, "train", 8)
+
+
+def test_given_a_validation_of_long_answers_then_the_next_round_learns_what_it_would_without(start) -> None:
+    def learned(*, validates: bool) -> tuple[Any, ...]:
+        factor = 1
+        opts = options(**(AUTO | {"rollout_strategy": RolloutStrategy.DISCARD, "target_valid_groups": 2}))
+        cluster = start(opts, task=Task(length_of=lambda prompt_ids: factor * (4 + prompt_ids[1])))
+        for server in cluster.servers:
+            server.max_num_seqs = 5
+        cluster.step()
+        if validates:
+            factor = 10
+            cluster.validate(4)
+            factor = 1
+        cluster.step()
+        said = cluster.records[-1].balancer
+        loads = {name: replace(load, samples=None) for name, load in said.loads.items()}
+        return loads, said.concurrency, said.concurrency_reason, cluster.balancer._table.peaks
+
+    assert learned(validates=True) == learned(validates=False)
 
 
 def test_given_groups_that_the_stop_interrupts_then_those_that_are_certain_count_as_valid(start) -> None:

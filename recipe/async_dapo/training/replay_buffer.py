@@ -298,6 +298,7 @@ class RoundReplayBuffer(ReplayBuffer):
     def _sample_validation(self) -> tuple[KVBatchMeta, dict[str, Any]]:
         self.manager.next_event()
         record = self.manager.close_round()
+        self.manager.open_engines()  # what they say at the end of the next round has nothing of this one
         outcomes = record.summary.outcomes
         self.left_out += sum(outcome.failed for outcome in outcomes)
         self.recorder.validation_closed(record)
