@@ -11,6 +11,8 @@ from filelock import FileLock
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.supervision import vllm_inspects
 
+from ..support import verl_imported  # noqa: F401 (before tests that import verl)
+
 
 @pytest.fixture(scope="session")
 def assets(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Assets:
