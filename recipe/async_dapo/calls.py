@@ -181,21 +181,22 @@ class SampledTokens:
             self._versions.extend([segment.policy_version] * len(segment.token_ids))
 
     def stamps_of(self, token_ids: Sequence[int], log_probs: Sequence[float]) -> tuple[tuple[int, int], ...]:
-        """(policy version, tokens) of the next output's generated tokens, which are sampled ones in order. A loop may
-        have dropped some of those (cut at its end, or a tool's marker).
+        """(policy version, tokens) of the next output's generated tokens, which are sampled ones in order, with the
+        engine's log-probs. A loop may have dropped some of those (cut at its end, or a tool's marker).
 
         Raises:
             BrokenRecord: if they are not.
         """
-        versions = self._run_of(token_ids) or self._one_by_one(array("i", token_ids), array("f", log_probs))
+        ids, probs = array("i", token_ids), array("f", log_probs)
+        versions = self._run_of(ids, probs) or self._one_by_one(ids, probs)
         return tuple((version, len(list(same))) for version, same in groupby(versions))
 
-    def _run_of(self, token_ids: Sequence[int]) -> array:
+    def _run_of(self, ids: array, log_probs: array) -> array:
         """Versions, if the tokens follow the ones found last without a gap; else nothing."""
-        end = self._next + len(token_ids)
-        if self._ids[self._next : end] != array("i", token_ids):
+        start, end = self._next, self._next + len(ids)
+        if self._ids[start:end] != ids or self._log_probs[start:end].tobytes() != log_probs.tobytes():  # also of a NaN
             return array("i")
-        start, self._next = self._next, end
+        self._next = end
         return self._versions[start:end]
 
     def _one_by_one(self, ids: array, log_probs: array) -> array:
@@ -205,7 +206,9 @@ class SampledTokens:
             while self._next < len(self._ids) and (self._ids[self._next], self._log_probs[self._next]) != token:
                 self._next += 1
             if self._next == len(self._ids):
-                raise BrokenRecord("an output has tokens that no engine sampled, or in another order")
+                raise BrokenRecord(
+                    "an output has tokens that no engine sampled, or in another order, or with other log-probs"
+                )
             versions.append(self._versions[self._next])
             self._next += 1
         return versions

@@ -1,5 +1,6 @@
 """Recording: segments are the tokens, whatever the interruptions; replay; divergence; the journal of calls."""
 
+import math
 import pickle
 from array import array
 from itertools import groupby
@@ -120,29 +121,47 @@ def test_given_a_trajectory_when_finished_or_restarted_then_its_lengths_and_vers
     assert not group.has_started and group.generated_tok == group.age == 0 and not group.versions()
 
 
-def sampled_by(versions: list[int]) -> tuple[Turn, Turn]:
-    """Two turns of tokens 0, 1, 2, ... with log-probs 0, -1, -2, ... of the given versions."""
+def sampled_by(versions: list[int], kinds: int = 100) -> tuple[Turn, Turn]:
+    """Two turns of tokens 0, 1, 2, ..., of so many kinds, with log-probs 0, -1, -2, ... of the given versions."""
     turns = Turn(prompt_digest=b"", prompt_len_tok=1), Turn(prompt_digest=b"", prompt_len_tok=1)
     for token, version in enumerate(versions):
         turns[token >= len(versions) // 2].segments.append(
-            Segment(policy_version=version, token_ids=[token], rollout_log_probs=[-float(token)])
+            Segment(policy_version=version, token_ids=[token % kinds], rollout_log_probs=[-float(token)])
         )
     return turns
 
 
-@given(versions=st.lists(st.integers(0, 3), min_size=1, max_size=12), data=st.data())
-def test_given_outputs_that_drop_some_sampled_tokens_then_the_versions_of_the_others_are_found(versions, data) -> None:
+@given(
+    versions=st.lists(st.integers(0, 3), min_size=1, max_size=12), kinds=st.sampled_from([1, 2, 100]), data=st.data()
+)
+def test_given_outputs_that_drop_some_sampled_tokens_then_the_versions_of_the_others_are_found(
+    versions, kinds, data
+) -> None:
     kept = sorted(data.draw(st.sets(st.integers(0, len(versions) - 1))))
     border = data.draw(st.integers(0, len(kept)))
-    sampled = SampledTokens(sampled_by(versions))
+    sampled = SampledTokens(sampled_by(versions, kinds))
     for output in (kept[:border], kept[border:]):
-        assert sampled.stamps_of(output, [-float(t) for t in output]) == tuple(stamps_of([versions[t] for t in output]))
+        found = sampled.stamps_of([t % kinds for t in output], [-float(t) for t in output])
+        assert found == tuple(stamps_of([versions[t] for t in output]))
+
+
+def test_given_an_engine_s_log_prob_that_is_no_number_then_no_agent_loop_is_blamed_for_it() -> None:
+    turn = Turn(prompt_digest=b"", prompt_len_tok=1)
+    append_tokens(turn, [5], [math.nan], [(3, 1)])
+    assert SampledTokens([turn]).stamps_of([5], turn.rollout_log_probs) == ((3, 1),)
 
 
 @pytest.mark.parametrize(
     ("token_ids", "log_probs"),
-    [([0, 2, 1], [0.0, -2.0, -1.0]), ([3], [-3.0]), ([0, 2], [0.0, -1.0]), ([0, 1, 2, 0], [0.0, -1.0, -2.0, 0.0])],
-    ids=["another order", "another token", "another log-prob", "too many"],
+    [
+        ([0, 2, 1], [0.0, -2.0, -1.0]),
+        ([3], [-3.0]),
+        ([0, 2], [0.0, -1.0]),
+        ([0, 1], [0.0, -9.0]),
+        ([0, 1, 2], [-1.0, -2.0, 0.0]),
+        ([0, 1, 2, 0], [0.0, -1.0, -2.0, 0.0]),
+    ],
+    ids=["another order", "another token", "another log-prob", "the same in a row", "shifted log-probs", "too many"],
 )
 def test_given_an_output_that_was_not_sampled_then_it_is_an_error(token_ids, log_probs) -> None:
     with pytest.raises(BrokenRecord, match="tokens that no engine sampled, or in another order"):

@@ -1,8 +1,10 @@
-"""A round that hands batches over, and the pool beside it, under any order of events: each batch has exactly B groups,
-none trains twice or too late, and nothing waits for ever while anything runs.
+"""A round that hands batches over, the pool beside it, and engines that get weights one by one, under any order of
+events: each batch has exactly B groups, none trains twice or too late, engines work and get the newest weights, and
+nothing waits for ever while anything runs.
 """
 
 import pickle
+from collections.abc import Collection
 
 import pytest
 from hypothesis import strategies as st
@@ -15,12 +17,14 @@ from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.separate.rolling_round import RollingRound, RollingSpec
+from recipe.async_dapo.separate.rolling_update import OUT_SHARE, Phase, RollingUpdate
 
 from ..support.pool_run import N, fresh_group, generate
 
 WORKERS = 2
+PLACES = 2  # groups that a replica generates at once
 
 
 def spec_of(target: int, **about) -> RollingSpec:
@@ -47,30 +51,45 @@ def waiting(group: PromptGroup) -> WaitingGroup:
 
 
 class Rolling(RuleBasedStateMachine):
-    """The trainer, its pool and the open round; engines and workers are left to chance."""
+    """The trainer, its pool, the open round, and whose turn for new weights it is; the rest is left to chance."""
 
     @initialize(
         batch=st.integers(1, 3),
         max_staleness=st.sampled_from([None, 1, 2, 3]),
         batch_size=st.sampled_from([None, 1, 4]),
         pool_size=st.sampled_from([None, 2, 5]),
+        replicas=st.integers(1, 18),
+        drains=st.booleans(),
+        max_lag=st.sampled_from([None, 0, 2]),
     )
-    def begin_run(self, batch: int, max_staleness: int | None, batch_size: int | None, pool_size: int | None) -> None:
+    def begin_run(
+        self,
+        batch: int,
+        max_staleness: int | None,
+        batch_size: int | None,
+        pool_size: int | None,
+        replicas: int,
+        drains: bool,
+        max_lag: int | None,
+    ) -> None:
         self.target, self.max_staleness, self.pool_size = batch, max_staleness, pool_size
+        self.drains, self.max_lag = drains, max_lag
         self.over_sampling = OverSampling(target_valid_groups=batch, batch_size=batch_size)
         self.drawn = self.again = 0
         self.step = 1  # whose batch is collected
-        self.newest = self.oldest = 0  # of the trainer's weights, and that an engine may sample with
-        self.told: list[tuple[int, int]] = []  # not arrived yet
-        self.known_oldest = 0
         self.is_training = False
+        self.told: list[tuple[int, int]] = []  # oldest and newest version of engines; not arrived yet
+        self.known_oldest = self.oldest = 0
+        self.told_last = 0, 0
         self.groups: dict[str, PromptGroup] = {}  # in the round
-        self.running: list[str] = []
+        self.running: dict[str, str | None] = {}  # of these -> the replica; None = it waits for one
         self.valid: dict[str, set[int]] = {}  # versions of valid groups that wait for their batch
         self.late: set[str] = set()  # from a checkpoint of a looser limit
         self.trained: set[str] = set()
         self.pool = self.new_pool()
         self.round: RollingRound | None = None
+        self.replicas_ever = 0
+        self.start_replicas(replicas)
 
     def new_pool(self) -> PromptPool:
         return PromptPool(
@@ -86,6 +105,11 @@ class Rolling(RuleBasedStateMachine):
         return f"again-{self.again}"
 
     # ---- the trainer ----
+
+    @property
+    def newest(self) -> int:
+        """The version of the trainer's weights that engines may get."""
+        return self.step - 1 - self.is_training
 
     @precondition(lambda self: self.round is None and not self.is_training)
     @rule()
@@ -149,8 +173,9 @@ class Rolling(RuleBasedStateMachine):
     @precondition(lambda self: self.is_training)
     @rule()
     def publish(self) -> None:
-        self.newest, self.is_training = self.step - 1, False
-        self.told.append((self.oldest, self.newest))
+        self.is_training = False
+        self.rolling.publish(self.newest)
+        self.turn()
 
     @precondition(lambda self: self.round is not None and not self.is_training)
     @rule(data=st.data(), new_limit=st.sampled_from(["same", None, 1, 2]), is_crash=st.booleans())
@@ -162,46 +187,135 @@ class Rolling(RuleBasedStateMachine):
         summary = self.round.close()
         unfinished = [self.groups[uid] for uid in self.running if data.draw(st.integers(0, 9))]  # a worker may lose one
         self.pool.take_back(summary, unfinished)
-        self.round, self.groups, self.running = None, {}, []
+        self.round, self.groups, self.running = None, {}, {}
         state = pickle.loads(pickle.dumps(self.pool.state()))
         if new_limit != "same":
             self.max_staleness = new_limit
             self.late |= {carried.uid for carried in state.carried} | {group.uid for group in state.buffered}
         if is_crash:
-            self.oldest = self.known_oldest = self.newest
-            self.told = []
+            self.told, self.known_oldest = [], self.newest
+            self.start_replicas(len(self.alive))
         self.pool = self.new_pool()
         self.pool.restore(state)
+        self.turn()
 
-    # ---- engines and workers ----
+    # ---- replicas of the engine ----
+
+    def start_replicas(self, count: int) -> None:
+        """All anew, with the newest weights."""
+        self.rolling = RollingUpdate(version=self.newest, drains=self.drains, max_lag=self.max_lag)
+        self.alive: dict[str, Phase] = {}
+        self.updating: dict[str, int] = {}  # the version that each is to get
+        self.updated_in_a_stop: set[str] = set()
+        self.have_served: set[str] = set()
+        for _ in range(count):
+            self.join()
+        for name in list(self.updating):
+            self.end_update(name)
+
+    @rule()
+    def join(self) -> None:
+        self.replicas_ever += 1
+        name = f"replica-{self.replicas_ever}"
+        move = self.rolling.join(name)
+        self.alive[name], self.updating[name] = move.phase, move.version
+
+    @precondition(lambda self: self.updating)
+    @rule(data=st.data())
+    def update(self, data: st.DataObject) -> None:
+        self.end_update(data.draw(st.sampled_from(sorted(self.updating))))
+
+    @precondition(lambda self: len(self.alive) > 1)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.alive)))
+        del self.alive[name]
+        self.updating.pop(name, None)
+        self.rolling.leave(name)
+        assert self.rolling.phase_of(name) is self.rolling.updated(name) is None
+        self.running = {uid: None if replica == name else replica for uid, replica in self.running.items()}
+        self.turn()
+
+    def end_update(self, name: str) -> None:
+        move = self.rolling.updated(name)
+        version = self.updating.pop(name)
+        assert move is not None and self.rolling.version_of(name) == version
+        self.updated_in_a_stop.discard(name)
+        self.alive[name] = move.phase
+        if move.phase is Phase.SERVING:
+            self.have_served.add(name)
+        else:
+            self.updating[name] = move.version
+        self.turn()
+
+    @property
+    def inflight(self) -> dict[str, int]:
+        return {name: list(self.running.values()).count(name) for name in self.alive}
+
+    def turn(self) -> None:
+        """Make all moves, place what waits, and tell the coordinator of versions."""
+        inflight, is_stopped = self.inflight, self.round is None
+        for move in self.rolling.moves(inflight, is_stopped=is_stopped):
+            assert self.alive[move.replica_id] is not Phase.UPDATING, "told twice"
+            if move.phase is Phase.UPDATING:
+                assert not (self.drains and inflight[move.replica_id]), "a trajectory would change its version"
+                self.updating[move.replica_id] = move.version
+                self.updated_in_a_stop |= {move.replica_id} if is_stopped else set()
+            self.alive[move.replica_id] = move.phase
+        assert not self.rolling.moves(inflight, is_stopped=is_stopped), "told twice"
+        self.place()
+        versions = self.rolling.oldest_version, self.rolling.newest_version
+        if versions != self.told_last:
+            self.told.append(versions)
+            self.told_last = versions
+
+    def place(self) -> None:
+        inflight = self.inflight
+        for uid, replica in self.running.items():
+            free = [name for name, phase in self.alive.items() if phase is Phase.SERVING and inflight[name] < PLACES]
+            if replica is None and free:
+                self.running[uid] = free[0]
+                inflight[free[0]] += 1
+
+    @precondition(lambda self: self.told)
+    @rule()
+    def hear(self) -> None:
+        oldest, newest = self.told.pop(0)
+        self.known_oldest = max(self.known_oldest, oldest)
+        if self.round is not None:
+            self.round.note_versions(oldest=oldest, newest=newest)
+
+    # ---- workers ----
 
     @precondition(lambda self: self.round is not None)
     @rule(worker=st.integers(0, WORKERS - 1))
     def take(self, worker: int) -> None:
         uid = self.round.take(worker)
         if uid is not None:
-            self.running.append(uid)
+            self.running[uid] = None
+            self.place()
 
-    @precondition(lambda self: self.running)
+    @property
+    def generating(self) -> list[str]:
+        """Groups whose replica generates."""
+        return [uid for uid, name in self.running.items() if name and self.alive[name] is not Phase.UPDATING]
+
+    @precondition(lambda self: self.generating)
     @rule(data=st.data())
     def sample(self, data: st.DataObject) -> None:
-        group = self.groups[data.draw(st.sampled_from(self.running))]
-        self.generate(group.trajectories[data.draw(st.integers(0, N - 1))], data.draw(st.integers(0, 3)))
+        uid = data.draw(st.sampled_from(self.generating))
+        trajectory = self.groups[uid].trajectories[data.draw(st.integers(0, N - 1))]
+        generate(trajectory, 1, self.rolling.version_of(self.running[uid]))
 
-    def generate(self, trajectory: Trajectory, newer: int) -> None:
-        last = max((version for turn in trajectory.turns for version in turn_versions(turn)), default=0)
-        generate(trajectory, 1, max(last, min(self.newest, self.oldest + newer)))
-
-    @precondition(lambda self: self.running)
+    @precondition(lambda self: self.generating)
     @rule(data=st.data(), verdict=st.sampled_from([Verdict.VALID, Verdict.VALID, Verdict.FILTERED, Verdict.FAILED]))
     def end(self, data: st.DataObject, verdict: Verdict) -> None:
-        self.end_group(data.draw(st.sampled_from(self.running)), verdict)
+        self.end_group(data.draw(st.sampled_from(self.generating)), verdict)
 
     def end_group(self, uid: str, verdict: Verdict) -> None:
-        group = self.groups.pop(uid)
-        self.running.remove(uid)
+        group, version = self.groups.pop(uid), self.rolling.version_of(self.running.pop(uid))
         for trajectory in group.trajectories:
-            self.generate(trajectory, 0)
+            generate(trajectory, 1, version)
         versions = group.versions()
         outcome = GroupOutcome(
             prompt_uid=uid,
@@ -214,20 +328,15 @@ class Rolling(RuleBasedStateMachine):
         self.round.report(outcome)  # a report may come twice
         if verdict is Verdict.VALID:
             self.valid[uid] = versions
+        self.turn()
 
-    @precondition(lambda self: self.oldest < self.newest)
-    @rule()
-    def update_engines(self) -> None:
-        self.oldest += 1
-        self.told.append((self.oldest, self.newest))
-
-    @precondition(lambda self: self.told)
-    @rule()
-    def hear(self) -> None:
-        oldest, newest = self.told.pop(0)
-        self.known_oldest = max(self.known_oldest, oldest)
-        if self.round is not None:
-            self.round.note_versions(oldest=oldest, newest=newest)
+    @rule(data=st.data(), times=st.integers(1, 20))
+    def go_on_but_for_one_group_and_one_replica(self, data: st.DataObject, times: int) -> None:
+        """As long as others can."""
+        group = data.draw(st.sampled_from([None, *self.running]))
+        replica = data.draw(st.sampled_from([None, *self.updating]))
+        for _ in range(times):
+            self.go_on_a_little([group], [replica])
 
     # ---- what must hold ----
 
@@ -242,9 +351,40 @@ class Rolling(RuleBasedStateMachine):
             resumed = sum(group.has_started for group in self.groups.values())
             assert begun <= max(self.over_sampling.valid_to_hold, len(self.valid) + resumed + self.target)
 
+    @invariant()
+    def phases_are_known(self) -> None:
+        assert self.alive == {name: self.rolling.phase_of(name) for name in self.alive}
+
+    @invariant()
+    def no_replica_is_idle_while_work_waits(self) -> None:
+        inflight = self.inflight
+        for name, phase in self.alive.items():
+            assert phase is not Phase.DRAINING or inflight[name], "it could be updated"
+        if None in self.running.values():
+            assert all(inflight[name] == PLACES for name, phase in self.alive.items() if phase is Phase.SERVING)
+
+    @invariant()
+    def only_a_few_are_out(self) -> None:
+        """Of those that have served, if none has died, and generation goes on; those too far behind come on top."""
+        served, newest = self.have_served & self.alive.keys(), self.rolling.newest_version
+        out = [name for name in served if self.alive[name] is not Phase.SERVING]
+        late = [
+            name for name in out if self.max_lag is not None and newest - self.rolling.version_of(name) > self.max_lag
+        ]
+        if not late and served == self.have_served:
+            assert len(set(out) - self.updated_in_a_stop) <= max(1, int(OUT_SHARE * len(served)))
+
+    @invariant()
+    def what_serves_is_no_older_than_what_groups_begin_under(self) -> None:
+        assert self.known_oldest <= self.rolling.oldest_version
+        assert self.oldest <= self.rolling.oldest_version <= self.rolling.newest_version == self.newest
+        self.oldest = self.rolling.oldest_version
+        serving = [self.rolling.version_of(name) for name, phase in self.alive.items() if phase is Phase.SERVING]
+        assert all(version >= self.oldest for version in serving)
+
     def teardown(self) -> None:
-        """With time, all that runs ends, and batches come."""
-        if not hasattr(self, "pool"):
+        """With time, all that runs ends, batches come, and every replica has the newest weights."""
+        if not hasattr(self, "rolling"):
             return
         last_step = self.step + 4
         for _ in range(400):
@@ -252,28 +392,33 @@ class Rolling(RuleBasedStateMachine):
                 break
             self.go_on_a_little()
         assert self.step >= last_step, "the trainer waits for ever"
+        for _ in range(4 * len(self.alive)):
+            for uid in self.generating:
+                self.end_group(uid, Verdict.VALID)
+            for name in list(self.updating):
+                self.end_update(name)
+        newest = self.rolling.newest_version
+        assert {self.rolling.version_of(name) for name in self.alive} == {newest} == {self.rolling.oldest_version}
+        assert set(self.alive.values()) == {Phase.SERVING}
 
-    def go_on_a_little(self) -> None:
+    def go_on_a_little(self, groups: Collection[str | None] = (), replicas: Collection[str | None] = ()) -> None:
+        """One of each event that brings the run on, but for what these groups and replicas are at."""
         if self.is_training:
             self.publish()
         if self.round is None:
             self.open()
-        while self.oldest < self.newest:
-            self.update_engines()
+        for name in [one for one in self.updating if one not in replicas]:
+            self.end_update(name)
         while self.told:
             self.hear()
         for worker in range(WORKERS):
             self.take(worker)
-        if self.running:
-            self.end_group(self.running[0], Verdict.VALID)
+        for uid in [one for one in self.generating if one not in groups][:1]:
+            self.end_group(uid, Verdict.VALID)
         if self.round.has_batch:
             self.hand_over()
         elif self.round.wants_prompts:
             self.refill()
-
-
-def turn_versions(turn) -> list[int]:
-    return [segment.policy_version for segment in turn.segments]
 
 
 TestRolling = Rolling.TestCase
@@ -354,3 +499,35 @@ def test_given_a_carried_group_that_has_grown_too_stale_then_it_is_retired() -> 
     pool.take_back(round_.close(), [])
     assert pool.carried_uids == ("a",)
     assert pool.retire(9) == (["a"], []) and not pool.carried_uids
+
+
+def test_given_fewer_requests_on_one_of_the_oldest_then_it_is_updated_first_and_a_newer_one_last() -> None:
+    """The machine takes any order."""
+    rolling = RollingUpdate(version=0, drains=False)
+    for name in ("full", "nearly empty", "late"):
+        rolling.join(name)
+        rolling.updated(name)
+    inflight = {"full": 9, "nearly empty": 1, "late": 5}
+    order = []
+    for version in (1, 2):
+        rolling.publish(version)
+        for _ in range(2):
+            (move,) = rolling.moves(inflight)
+            order.append((move.replica_id, move.version))
+            rolling.updated(move.replica_id)
+    assert order == [("nearly empty", 1), ("late", 1), ("full", 2), ("nearly empty", 2)]
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_given_replicas_that_stand_still_then_all_that_are_behind_are_updated_at_once(drains) -> None:
+    """In the machine nothing is in flight then."""
+    rolling = RollingUpdate(version=0, drains=drains)
+    for name in "abcd":
+        rolling.join(name)
+        rolling.updated(name)
+    rolling.publish(1)
+    inflight = {"a": 0, "b": 0, "c": 0, "d": 3}  # its requests are frozen in it, or still to be given back
+    assert len(rolling.moves(inflight)) == 1
+    moves = {move.replica_id: move.phase for move in rolling.moves(inflight, is_stopped=True)}
+    assert moves.keys() == set("bcd")
+    assert moves["d"] is (Phase.DRAINING if drains else Phase.UPDATING)

@@ -1,17 +1,19 @@
 """A round under any interleaving: every group is in exactly one place, and the stop never reverts."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from recipe.async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
 from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
-from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
 
-VERDICTS = st.sampled_from([*Verdict, *[Verdict.VALID] * 4, *[Verdict.FILTERED] * 2])
+VERDICTS = st.sampled_from([*Verdict, *[Verdict.VALID] * 5])
 
 
 def make_round(
@@ -191,26 +193,19 @@ class RoundMachine(RuleBasedStateMachine):
         assert halted or not stopped
         self.was_halted, self.was_stopped = halted, stopped
 
-    @property
-    def has_enough(self) -> bool:
-        """By definition; `fifo` looks at each part of the start order, from its beginning, that has ended whole."""
-        verdicts = {one.prompt_uid: one.verdict for one in self.ended}
-        parts = [list(verdicts)]
-        if self.name is StopRuleName.FIFO:
-            parts = [self.start_order[:length] for length in range(len(self.start_order) + 1)]
-        whole = [part for part in parts if verdicts.keys() >= set(part)]
-        most = max(sum(verdicts[uid] is Verdict.VALID for uid in part) for part in whole)
-        return self.carried + most >= self.target
-
     @invariant()
     def it_stops_when_it_has_enough_and_not_before(self) -> None:
         if self.name is None:
             if self.start_order and not self.running and not self.waiting:
                 assert self.round.is_stopped
             return
-        assert self.round.is_halted == (self.has_enough and not self.must_finish)
-        is_awaited = self.name is StopRuleName.DRAIN and bool(self.running)
-        assert self.round.is_stopped == (self.round.is_halted and not is_awaited)
+        if self.round.is_halted:
+            assert self.num_valid >= self.target and not self.must_finish
+            assert self.round.is_stopped != (self.name is StopRuleName.DRAIN and bool(self.running))
+        elif self.name is not StopRuleName.FIFO:
+            assert self.num_valid < self.target or self.must_finish
+        if not self.running and self.num_valid >= self.target and not self.must_finish:
+            assert self.round.is_stopped
 
     def teardown(self) -> None:
         if hasattr(self, "round"):
@@ -268,3 +263,58 @@ def test_given_groups_complete_behind_those_that_fifo_waits_for_then_they_start_
         "behind": Verdict.REDRAWN if draws_again else verdict,
         "failed": Verdict.FAILED,
     }
+
+
+ENDINGS = list(Verdict)
+
+
+@dataclass
+class History:
+    """What happened to the groups of a round, in order."""
+
+    started: list[str] = field(default_factory=list)
+    ended: dict[str, Verdict] = field(default_factory=dict)
+
+    def has_enough(self, name: StopRuleName, missing: int) -> bool:
+        """By definition, over all prefixes."""
+        if name is not StopRuleName.FIFO:
+            return list(self.ended.values()).count(Verdict.VALID) >= missing
+        return any(
+            all(uid in self.ended for uid in self.started[:length])
+            and sum(self.ended[uid] is Verdict.VALID for uid in self.started[:length]) >= missing
+            for length in range(len(self.started) + 1)
+        )
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[str, Verdict | None]]:
+    """Starts (verdict None) and ends of up to 8 groups in any order in which a group starts before it ends."""
+    verdicts = draw(st.lists(st.sampled_from([*ENDINGS, None]), max_size=8))  # None: never ends
+    events: list[tuple[str, Verdict | None]] = []
+    for k, verdict in enumerate(verdicts):
+        uid = f"group-{k}"
+        started_at = draw(st.integers(0, len(events)))
+        events.insert(started_at, (uid, None))
+        if verdict is not None:
+            events.insert(draw(st.integers(started_at + 1, len(events))), (uid, verdict))
+    return events
+
+
+@given(events=histories(), name=st.sampled_from(StopRuleName), target=st.integers(1, 5), carried=st.integers(0, 6))
+def test_rule_is_met_exactly_when_its_definition_is(
+    events: list[tuple[str, Verdict | None]], name: StopRuleName, target: int, carried: int
+) -> None:
+    rule = make_stop_rule(name, target_valid_groups=target, carried_valid_groups=carried)
+    history = History()
+    was_met = rule.is_met
+    assert was_met == (carried >= target)
+    for uid, verdict in events:
+        if verdict is None:
+            history.started.append(uid)
+            rule.on_start(uid)
+        else:
+            history.ended[uid] = verdict
+            rule.on_end(uid, verdict)
+        assert rule.is_met == history.has_enough(name, target - carried)
+        assert rule.is_met or not was_met, "the rule reverted"
+        was_met = rule.is_met

@@ -19,6 +19,7 @@ from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.agent_loops import KeptLoops
 
+from ..support.client_world import world
 from ..support.rollout_world import Loop, N, call_runner, finished, group, outcome_of, reread, rollout, stopped_at
 from ..support.simulation import now_s, simulate
 
@@ -243,6 +244,21 @@ def test_given_a_result_that_no_checkpoint_could_hold_then_training_ends_althoug
     with pytest.raises(BaseExceptionGroup) as caught:
         simulate(rollout(loop).run(group()))
     assert caught.group_contains(ConfigError, match="is a builtins.object")
+
+
+async def test_given_a_call_that_generates_then_training_ends_with_its_name() -> None:
+    client = world().client
+
+    async def ask() -> Any:
+        return await client.generate("request", prompt_ids=[1], sampling_params={})
+
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        await recorded(ask)
+        return finished(trajectory)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await rollout(loop).run(group())
+    assert caught.group_contains(ConfigError, match=r"agent loop=\S*\.ask: this recorded call calls generate")
 
 
 def test_given_more_results_than_the_journal_may_hold_then_the_trajectory_fails_and_is_counted() -> None:

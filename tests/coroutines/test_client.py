@@ -217,6 +217,19 @@ async def test_given_a_limit_of_tokens_a_round_when_it_is_reached_then_the_turn_
     await it.is_quiet()
 
 
+@pytest.mark.parametrize("own", [{}, {"max_tokens": 100}, {"max_new_tokens": 100}])
+async def test_given_a_context_that_ends_before_the_turn_s_budget_then_the_turn_ends_with_it_in_whatever_round(own):
+    it = world()
+    it.client.context_tok = len(PROMPT) + 4
+    for _ in range(2):
+        turn = it.generate(**own)
+        it.recorder.round_left_tok = 3
+        ending = await ending_of(turn)
+    assert ending is None and it.trajectory.raw_response_ids == ALL_TOKENS[:4]
+    assert it.trajectory.turns[0].finish_reason == "length"
+    await it.is_quiet()
+
+
 @pytest.mark.parametrize("max_tokens", [0, -3])
 async def test_given_a_loop_that_has_spent_its_budget_when_it_generates_then_it_gets_one_token_as_from_verl(max_tokens):
     it = world()

@@ -59,6 +59,14 @@ def test_given_sampled_tokens_without_log_probs_then_they_are_refused() -> None:
         PackedOutput.pack(bare, sampled())
 
 
+@pytest.mark.parametrize(("mask", "log_probs"), [([1] * 5, [-0.5] * 3), ([1, 1, 1], [-0.5] * 5), ([0] * 3, None)])
+def test_given_other_numbers_of_tokens_masks_and_log_probs_then_they_are_refused(mask, log_probs) -> None:
+    uneven = output([10, 11, 12, 13, 14], mask).model_copy(update={"response_logprobs": log_probs})
+    told = rf"^agent loop=response_logprobs: there are \d for 5 response_ids, and a response_mask of {len(mask)}: "
+    with pytest.raises(ConfigError, match=told):
+        PackedOutput.pack(uneven, sampled())
+
+
 def test_given_what_no_checkpoint_could_hold_when_packed_then_it_is_refused_by_name() -> None:
     class Mine(AgentLoopOutput):
         pass

@@ -169,8 +169,19 @@ def test_given_an_agent_loop_that_scores_itself_then_its_score_counts_and_a_miss
         simulate(scorer(nothing, metric=None).score(outputs, {}))
         assert [scored.reward_score for scored in outputs] == [0.75] * 2
     else:
-        with pytest.raises(ConfigError, match=r"filter_groups\.metric"):
+        with pytest.raises(ConfigError, match=r"filter_groups\.metric=acc: the agent loop returns only \[\]"):
             simulate(scorer(nothing).score(outputs, {}))
+
+
+async def test_given_an_agent_loop_whose_own_score_is_no_number_then_it_fails_at_once_and_the_function_is_not_asked():
+    async def as_verl(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
+        if outputs[-1].reward_score is None:
+            outputs[-1].reward_score = 1.0
+
+    scored = output()
+    scored.reward_score = math.nan
+    with pytest.raises(RewardFailed, match="reward_not_finite: the agent loop returns score=nan"):
+        await scorer(as_verl, metric=None, max_retries=2).score([scored], {})
 
 
 NUMBERS = [

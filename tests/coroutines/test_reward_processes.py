@@ -1,16 +1,21 @@
 """The processes of a reward worker, and its threads: who waits for whom, and who is to blame."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
 from threading import Barrier, Event
 from typing import Any
 
+import psutil
 import pytest
 
 from recipe.async_dapo.rollout import reward_isolation
 from recipe.async_dapo.rollout.reward_isolation import (
     RewardFunction,
     RewardNotLoaded,
+    RewardProcess,
     RewardProcessDied,
     RewardProcesses,
     RewardProcessKilled,
@@ -143,3 +148,39 @@ def test_given_a_call_that_runs_when_the_processes_are_closed_then_it_ends_and_t
     assert began.wait(PATIENCE_S)
     processes.close()
     assert isinstance(running.exception(PATIENCE_S), RewardProcessDied) and waiting.cancelled()
+
+
+STARTS_ANOTHER = """
+import ctypes, os, subprocess
+from pathlib import Path
+
+def compute_score(place, then):
+    Path(place).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+    if then == "hangs":
+        ctypes.PyDLL(None).sleep(1000)  # holds the interpreter
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "error", "text"),
+    [
+        ("hangs", RewardProcessKilled, "no answer within 1.0 s; its process has been killed"),
+        ("exits", RewardProcessDied, "its process has ended (exit code 3)"),
+    ],
+)
+def test_given_a_function_that_started_a_process_when_it_hangs_or_exits_then_that_ends_with_it(
+    tmp_path: Path, then: str, error: type[Exception], text: str
+) -> None:
+    (tmp_path / "reward.py").write_text(STARTS_ANOTHER)
+    function = RewardFunction(path=str(tmp_path / "reward.py"), name="compute_score", timeout_s=1.0)
+    process = RewardProcess(function)
+    with pytest.raises(error) as raised:
+        process.ask({"place": str(tmp_path / "pid"), "then": then})
+    assert str(raised.value) == text and not process.is_alive()
+    deadline = time.monotonic() + PATIENCE_S
+    with suppress(psutil.NoSuchProcess):
+        started = psutil.Process(int((tmp_path / "pid").read_text()))
+        while started.status() != psutil.STATUS_ZOMBIE:  # the kernel takes it down
+            assert time.monotonic() < deadline, "it has outlived the call"
+            time.sleep(0.01)

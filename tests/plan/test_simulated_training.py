@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.trajectory import Attachment
+from recipe.async_dapo_lab.plan.costs import ServerConstants
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import (
@@ -24,6 +25,7 @@ from ..support.plan_settings import (
     OPTIONS,
     assert_nothing_vanished,
     mean_step,
+    natural_len_tok,
     simulate,
     small_scenario,
 )
@@ -131,11 +133,59 @@ def test_given_many_more_prompts_than_a_step_trains_when_none_may_be_kept_then_e
     assert max(drawn) - min(drawn) < 3 * 128, "some wait while others that came much later are trained"
 
 
+@pytest.mark.slow
+def test_given_discard_and_drain_then_trained_lengths_are_natural():
+    scenario = small_scenario(train_batch_size=64, num_servers=8)
+    natural = natural_len_tok(scenario)
+    assert mean_step(scenario, verl_sync(groups=64)).trained_len_tok == pytest.approx(natural, rel=0.04)
+
+
+@pytest.mark.slow
+def test_given_completion_order_and_forgotten_prompts_then_training_prefers_short_answers():
+    scenario = small_scenario(train_batch_size=32, num_servers=8)
+    natural = natural_len_tok(scenario)
+    biased = mean_step(scenario, async_dapo_2025(over_sampling=128, max_concurrent_prompts=64))
+    assert biased.trained_len_tok < 0.85 * natural
+
+
+def test_given_partial_rollout_then_steps_are_shorter_than_verls_sync_mode_and_nothing_is_wasted():
+    scenario = small_scenario()
+    sync = mean_step(scenario, verl_sync(groups=8))
+    partial = mean_step(scenario, recipe("partial", rollout_strategy="partial"))
+    assert partial.rollout_s < 0.8 * sync.rollout_s
+    assert partial.wasted_tok == 0 and partial.off_policy_ratio > 0 and sync.off_policy_ratio == 0
+
+
 def test_given_kept_kv_cache_then_nothing_is_prefilled_again():
     stale = mean_step(small_scenario(), recipe("stale", rollout_strategy="partial_stale_kv"))
     fresh = mean_step(small_scenario(), recipe("fresh", rollout_strategy="partial"))
     assert stale.reprefilled_tok == 0 < fresh.reprefilled_tok
     assert stale.prefill_s < fresh.prefill_s
+
+
+@pytest.mark.parametrize(
+    "better",
+    [
+        {"constants": ServerConstants(step_overhead_ms=0.5)},
+        {"constants": ServerConstants(bandwidth_share=0.9)},
+        {"num_servers": 4},
+        {"valid_share": 0.9},
+        {"lengths": LogNormalLengths(median_tok=200, sigma=0.9, correlation=0.5)},
+        {"training_s": 0.0},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_given_anything_better_then_a_step_is_shorter(better):
+    worse = mean_step(small_scenario(), recipe("default"))
+    assert mean_step(small_scenario(**better), recipe("default")).step_s < worse.step_s
+
+
+def test_given_a_full_cache_then_preemptions_are_counted_and_cost_time():
+    tight = small_scenario(gpu_memory_utilization=0.158)
+    roomy = small_scenario()
+    system = recipe("all", max_concurrent_prompts=8, rollout_strategy="partial")
+    assert mean_step(tight, system).preemptions > 0 == mean_step(roomy, system).preemptions
+    assert mean_step(tight, system).rollout_s > mean_step(roomy, system).rollout_s
 
 
 def test_given_prompts_that_never_suffice_then_it_fails_as_training_would():

@@ -73,9 +73,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
     return config
 
 
-def start_worker(config: DictConfig, *overrides: str) -> ActorHandle:
+def start_worker(config: DictConfig, *overrides: str, processes: int | None = 2) -> ActorHandle:
     config = OmegaConf.merge(config, OmegaConf.from_dotlist(["reward.num_workers=1", *overrides]))
-    isolate_reward(config, reward_options(timeout_s=TIMEOUT_S, processes=2))
+    isolate_reward(config, reward_options(timeout_s=TIMEOUT_S, processes=processes))
     return ray.remote(num_cpus=0)(RewardLoopWorker).remote(config, None)
 
 
@@ -153,3 +153,14 @@ def test_given_rewards_that_hang_interrupt_exit_or_die_then_they_alone_fail_and_
     while any(is_running(int(name)) for name in os.listdir(tmp_path)):
         assert time.monotonic() < deadline, "a reward process has outlived its worker"
         time.sleep(0.05)
+
+
+def test_given_a_coroutine_function_in_verls_own_worker_then_a_call_that_interrupts_or_exits_fails_alone(
+    config, tmp_path
+):
+    worker = start_worker(config, *KINDS["coroutine"], processes=None)
+    results = asyncio.run(score_all(worker, ["interrupts", "healthy", "exits", "healthy"], tmp_path))
+    assert results[1::2] == [1.0, 1.0] and all(isinstance(one, RewardRaised) for one in results[::2])
+    assert results[0].cause.summary.startswith("KeyboardInterrupt() at reward.py:")
+    assert len(os.listdir(tmp_path)) == 1, "one process has run all calls"
+    ray.kill(worker)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from recipe.async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from recipe.async_dapo.record import keys
 from recipe.async_dapo_lab.report.health import EVERY_STEPS, RULES, VALIDATION_SHARE, Hints, hints
 
@@ -58,6 +59,23 @@ def test_what_the_defaults_do_is_healthy() -> None:
     """On the quick start's run, and most off-policy on the simulated clusters of the results."""
     assert hints(recipe_step(1) | {keys.IDLE_RATIO: 0.35, keys.OFF_POLICY: 0.6}) == []
     assert hints(recipe_step(1) | {keys.OFF_POLICY: 0.76}) == []
+
+
+def test_a_tool_service_that_is_down_is_told() -> None:
+    [hint] = hints(recipe_step(1) | {keys.CALLS_FAILED_RATIO: 1.0})
+    assert "calls of tools raise" in hint
+
+
+def test_rewards_that_never_differ_within_a_group_are_told() -> None:
+    [hint] = hints(recipe_step(1) | {keys.ADVANTAGE_MAX: 0.0, keys.REWARD: 0.0})
+    assert "nothing is learned" in hint and "reward function" in hint
+
+
+def test_most_tokens_one_version_behind_are_healthy_and_tokens_two_behind_are_not() -> None:
+    step = recipe_step(1) | {keys.OFF_POLICY: 0.95, keys.STALENESS_MEAN: HEALTHY_MEAN_STALENESS}
+    assert not hints(step)
+    [hint] = hints(step | {keys.STALENESS_MEAN: 2.0})
+    assert "async_dapo/staleness/mean is 2 (healthy: up to 1)" in hint
 
 
 @pytest.mark.parametrize(("validation_s", "is_told"), [(1.0, False), (1.3, True)])

@@ -50,6 +50,13 @@ def mean_step(scenario: Scenario, system: System, *, steps: int = 12, warmup: in
     return mean_of(simulate(scenario, system, steps=warmup + steps)[warmup:])
 
 
+def natural_len_tok(scenario: Scenario) -> float:
+    """Mean response length of the data set's valid groups [tokens]."""
+    workload = scenario.workload()
+    workload.answers(8192)
+    return workload.mean_drawn_tok
+
+
 def assert_nothing_vanished(run: TrainingRun, steps: int) -> None:
     """Generated = trained + filtered + thrown away + kept, and every lease but those of frozen requests is back."""
     measures = [run.step() for _ in range(steps)]

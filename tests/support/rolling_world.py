@@ -138,6 +138,7 @@ class RollingWorld:
         await asyncio.sleep(10)
         names = list((await self.balancer.get_status())["registered_handles"])
         assert names, "no engine is left"
+        assert all(taker.is_well_asked for taker in self.takers.values())
         assert await self.balancer.versions() == dict.fromkeys(names, newest)
         for name in names:
             server = self.servers[name]

@@ -21,6 +21,11 @@ class WhenUnknown(StrEnum):
     FAIL_TRAJECTORY = "fail_trajectory"
 
 
+def name_of(call_id: str) -> str:
+    """What is called; of many trajectories it is the same."""
+    return call_id.split("/")[-3]
+
+
 @dataclass(slots=True, kw_only=True)
 class Call:
     """One call. Arguments and result are plain data."""
@@ -33,8 +38,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """What is called; of many trajectories it is the same."""
-        return self.call_id.split("/")[-3]
+        return name_of(self.call_id)
 
     @property
     def size_bytes(self) -> int:

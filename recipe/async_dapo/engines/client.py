@@ -7,6 +7,7 @@ What an engine counts or follows over the response alone starts anew, and `extra
 is never continued.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,12 @@ from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from ..calls import Recorder, TrajectoryInterrupted, current_recorder, cut
+from ..calls import Recorder, TrajectoryInterrupted, call_id, current_recorder, cut
 from ..config.values import ConfigError
+from ..core.journal import name_of
 from ..core.step import Step, next_step
 from ..core.trajectory import Attachment, Trajectory, Turn
+from ..record.plain_values import AGENT_LOOP
 from .engine_requests import EngineRequests
 
 Decode = Callable[[Sequence[int]], str]
@@ -130,6 +133,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
         self._continues = continues
         self._drafts = drafts
         self._one_version = one_version
+        self.context_tok = math.inf  # of the engines; the worker, which knows the model, sets it
         self._requests = EngineRequests(self._load_balancer, cleanup_timeout_s=cleanup_timeout_s, rolling=rolling)
 
     async def generate(
@@ -140,6 +144,12 @@ class AsyncDAPOLLMClient(LLMServerClient):
         sampling_params: dict[str, Any],
         **kwargs: Any,
     ) -> TokenOutput:
+        if call_id():
+            raise ConfigError(
+                AGENT_LOOP,
+                name_of(call_id()),
+                "this recorded call calls generate, whose tokens would be in no record: call that in the loop itself",
+            )
         recorder = current_recorder.get() or Recorder(trajectory=Trajectory(session_id=0))
         prompt_ids = normalize_token_ids(prompt_ids)
         asked = _Asked(
@@ -243,11 +253,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
 
     def _budget_tok(self, prompt_len_tok: int, sampling_params: dict[str, Any]) -> int:
         """Tokens the turn may generate in all, as verl's server counts them for a fresh request."""
-        for key in _LIMIT_KEYS:
-            if key in sampling_params:
-                return max(1, int(sampling_params[key]))
         rollout = self.config.actor_rollout_ref.rollout
         limit = min(rollout.response_length, rollout.prompt_length + rollout.response_length - prompt_len_tok)
-        if rollout.max_model_len is not None:
-            limit = min(limit, rollout.max_model_len - prompt_len_tok)
-        return max(1, limit)
+        own = [int(sampling_params[key]) for key in _LIMIT_KEYS if key in sampling_params]
+        return int(max(1, min(own[0] if own else limit, self.context_tok - prompt_len_tok)))

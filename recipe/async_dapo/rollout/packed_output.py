@@ -45,22 +45,28 @@ class PackedOutput:
             )
         to_plain({"extra_fields": output.extra_fields}, source=AGENT_LOOP)  # now rather than when a checkpoint is due
         log_probs = output.response_logprobs
-        is_sampled = output.response_mask
+        ids, is_sampled = output.response_ids, output.response_mask
         if log_probs is None:
             if any(is_sampled):
                 raise ConfigError(
                     AGENT_LOOP, "response_logprobs", "training needs the log-probs that the engine gave: pass them on"
                 )
             log_probs = [0.0] * len(is_sampled)  # the rows of a batch have the same fields
-        try:
-            stamps = sampled.stamps_of(
-                list(compress(output.response_ids, is_sampled)), list(compress(log_probs, is_sampled))
+        if not len(ids) == len(is_sampled) == len(log_probs):
+            raise ConfigError(
+                AGENT_LOOP,
+                "response_logprobs",
+                f"there are {len(log_probs)} for {len(ids)} response_ids, and a response_mask of {len(is_sampled)}: "
+                "each token needs one of each, a tool's 0.0 and 0",
             )
-        except (BrokenRecord, ValueError) as error:
+        try:
+            stamps = sampled.stamps_of(list(compress(ids, is_sampled)), list(compress(log_probs, is_sampled)))
+        except BrokenRecord as error:
             raise ConfigError(
                 AGENT_LOOP,
                 "response_mask",
-                f"{error}: their policy versions are unknown; mask tokens of tools with 0 and keep those of the engine",
+                f"{error}: their policy versions are unknown; mask tokens of tools with 0 and keep those of the engine "
+                "as they are",
             ) from error
         return cls(
             stamps=stamps,

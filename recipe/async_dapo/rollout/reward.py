@@ -87,11 +87,14 @@ class RewardScorer:
         """Score the last output, and give the others the same score.
 
         Raises:
-            RewardFailed: when every attempt raised, timed out or returned no finite number.
-            ConfigError: when the reward function does not return the metric that groups are filtered by.
+            RewardFailed: when every attempt raised, timed out or returned no finite number, or the loop's own score is
+                none: there is one attempt at that.
+            ConfigError: when the metric that groups are filtered by is missing.
         """
+        is_own = outputs[-1].reward_score is not None
+        source, attempts = ("the agent loop", 1) if is_own else (self._function, 1 + self._options.max_retries)
         sample = sample | {"extra_info": _with_turns(sample.get("extra_info"), outputs[-1].num_turns)}
-        for attempt in range(1 + self._options.max_retries):
+        for attempt in range(attempts):
             try:
                 async with asyncio.timeout(self._options.call_limit_s) as limit:
                     await self._insist(outputs, sample)
@@ -105,7 +108,7 @@ class RewardScorer:
                 self._count(error)
                 failure = RewardFailed("reward_error", cause_of(error))
             else:
-                problem = self._take(outputs[-1])
+                problem = self._take(outputs[-1], source)
                 if problem is None:
                     _share(outputs)
                     return
@@ -156,7 +159,7 @@ class RewardScorer:
     def _count(self, error: Exception) -> None:
         self._killed_processes += isinstance(error, RewardProcessKilled | RewardProcessDied)
 
-    def _take(self, output: AgentLoopOutput) -> str | None:
+    def _take(self, output: AgentLoopOutput, source: str) -> str | None:
         """Make score, metric and fields what the rest of the recipe relies on; returns what is wrong with the numbers.
 
         Raises:
@@ -166,14 +169,14 @@ class RewardScorer:
         fields = returned if isinstance(returned, dict) else {} if returned is None else {"returned": returned}
         if VERLS_FIELD in fields:
             fields[RENAMED_FIELD] = fields.pop(VERLS_FIELD)
-            _tell_renamed(self._function)
+            _tell_renamed(source)
         if self._metric is not None and self._metric not in fields:
-            raise metric_missing(self._metric, fields)
+            raise metric_missing(self._metric, fields, source)
         output.extra_fields["reward_extra_info"] = fields
         score = plain(output.reward_score)
         for name, value in [("score", score), *((name, fields[name]) for name in [self._metric] if name is not None)]:
             if not isinstance(value, int | float) or not abs(value) <= MOST_SCORE:
-                return f"{self._function} returns {name}={value!r}, which is no finite number"
+                return f"{source} returns {name}={value!r}, which is no finite number"
         output.reward_score = float(score)
         return None
 
@@ -192,14 +195,14 @@ def _with_turns(extra_info: Any, turns: int) -> Any:
 
 
 @functools.cache  # once in a process
-def _tell_renamed(function: str) -> None:
-    what = f"{function} returns `{VERLS_FIELD}`, verl's name for the score itself"
+def _tell_renamed(source: str) -> None:
+    what = f"{source} returns `{VERLS_FIELD}`, verl's name for the score itself"
     logger.warning("%s; it is recorded as `%s`: rename it", what, RENAMED_FIELD)
 
 
-def metric_missing(metric: str, returned: dict[str, Any]) -> ConfigError:
+def metric_missing(metric: str, returned: dict[str, Any], source: str) -> ConfigError:
     return ConfigError(
         "algorithm.filter_groups.metric",
         metric,
-        f"the reward function returns only {sorted(returned)}; return this key too, or choose one of those",
+        f"{source} returns only {sorted(returned)}; return this key too, or choose one of those",
     )

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from ray.actor import ActorHandle
 from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+from verl.workers.rollout.utils import get_max_position_embeddings
 
 from .. import store
 from ..config.options import AsyncDAPOConfig
@@ -76,6 +77,8 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         """Called once by the manager, when there are engines."""
         self.llm_client = llm_client
         self.llm_client.tokenizer = self.tokenizer  # finds stop strings over a seam
+        model_tok = get_max_position_embeddings(self.model_config.hf_config)
+        self.llm_client.context_tok = self.config.actor_rollout_ref.rollout.max_model_len or model_tok
         self._compute_score = ScoringWorker(reward_workers)._compute_score
         self._agent_loops = AgentLoopFactory(
             trainer_config=DictConfigWrap(self.config),
