@@ -12,12 +12,21 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
+import torch
 from omegaconf import DictConfig, OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, POOL_FILE, DamagedCheckpoint, read_pool, verify
+from recipe.async_dapo.record.checkpoint_folder import (
+    COMPLETE_FILE,
+    POOL_FILE,
+    DamagedCheckpoint,
+    read_pool,
+    saving,
+    verify,
+)
 from recipe.async_dapo.startup import output_check
 from recipe.async_dapo.startup.output_check import NEWEST_FILE, check_resume
 from recipe.async_dapo.startup.preflight import check_all
@@ -200,6 +209,22 @@ def test_given_a_checkpoint_of_more_storage_units_when_resumed_then_the_start_is
         check_resume(run(own, f"{key}=2"))
     check_resume(run(own, f"{key}=4"))
     check_resume(run(own, f"{key}=2", "trainer.resume_mode=disable"))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("saved", [0, 1])
+def test_given_a_checkpoint_of_other_data_processes_when_resumed_then_the_start_is_refused_with_both_numbers(
+    run, tmp_path: Path, saved: int
+) -> None:
+    loader = StatefulDataLoader(range(9), num_workers=saved)
+    next(iter(loader))
+    with saving(folder := tmp_path / "global_step_4", [b"pool"]):
+        torch.save(loader.state_dict(), folder / "data.pt")
+    (tmp_path / NEWEST_FILE).write_text("4")
+    key, own = "data.dataloader_num_workers", f"trainer.default_local_dir={tmp_path}"
+    with pytest.raises(ConfigError, match=rf"^{key}=8: {folder} holds the place .* of {saved} processes; set {saved}$"):
+        check_resume(run(own, f"{key}=8"))
+    check_resume(run(own, f"{key}={saved}"))
 
 
 @pytest.mark.parametrize("length", [100, 2**40])

@@ -5,6 +5,7 @@ damaged would be found when engines are up, or the first checkpoint is due.
 import json
 import logging
 import os
+import pickle
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -145,7 +146,9 @@ def check_resume(config: DictConfig) -> str:
     elif trainer.resume_mode == "auto":
         folder = _check_newest(config, Path(trainer.default_local_dir).expanduser().absolute())
     if folder is not None:
-        check_each([partial(_check_ranks, config, folder), partial(_check_storage_units, config, folder)])
+        check_each(
+            partial(check, config, folder) for check in (_check_ranks, _check_storage_units, _check_data_workers)
+        )
     return f"resumes from {trainer.resume_from_path}" if trainer.resume_from_path else ""
 
 
@@ -225,6 +228,20 @@ def _check_storage_units(config: DictConfig, folder: Path) -> None:
             f"{folder} holds the trajectories of {saved} storage units; set {saved} (each takes a CPU of Ray's), or "
             "begin a new run with its weights (docs/cluster.md)",
         )
+
+
+def _check_data_workers(config: DictConfig, folder: Path) -> None:
+    """verl's data loader asserts, when it is asked for the first prompts, that it has as many processes as before."""
+    import torch  # a second that a run which begins anew need not wait for
+
+    try:
+        state = torch.load(folder / "data.pt", weights_only=True)
+    except pickle.UnpicklingError:  # a data set or sampler of the user's may keep there whatever it likes
+        return
+    saved = state["_snapshot"]["_main_snapshot"]["_num_workers"] if "_snapshot" in state else 0
+    if saved != config.data.dataloader_num_workers:
+        remedy = f"{folder} holds the place in the data of {saved} processes; set {saved}"
+        raise refused(config, "data.dataloader_num_workers", remedy)
 
 
 def _newest_step(root: Path) -> int | None:
