@@ -19,7 +19,7 @@ JOB = ["task", "rate_factor", "updates"]
 CELL = [*JOB, "strategy", "staleness", "correction"]
 SETTING, ROW = CELL[:-1], [*CELL, "seed"]
 NATS = {"k3_kl": "nats", "k3_of_1": "per_version", "staleness_mean": "versions"}  # means over a run's steps
-PARTS = {"to_mid": 0.5, "to_late": 0.9}  # of on-policy's gain, that a run takes so many updates for
+PARTS = {"to_late": 0.9}  # of on-policy's gain, that a run takes so many updates for
 SEEDS, FEW = 5, 3  # of a target; below FEW an interval says nothing
 LOST, WITHIN = 0.3, 0.03  # accuracy below on-policy's
 _SMOOTHED = 3  # validations
@@ -117,13 +117,13 @@ def said(line: pd.Series, gap: str = "gap") -> str:
 def by_setting(lines: pd.DataFrame) -> pd.DataFrame:
     """What the default correction comes to: a row a setting, by nats."""
     own = lines[lines["correction"] == DEFAULT[2]].sort_values("nats")
-    titles = {"nats": "Nats a token", "per_version": "Of one version", "versions": "Versions"}
-    parts = {name: f"Updates to {share:g} of the gain" for name, share in PARTS.items()}
-    table = own[SETTING].rename(columns={"rate_factor": "Rate factor", "staleness": "Bound"})
-    table = table.rename(columns=str.capitalize).assign(**{title: own[name] for name, title in titles.items()})
+    table = pd.DataFrame({"Setting": own.apply(_setting, axis=1, result_type="reduce"), "Nats a token": own["nats"]})
+    table["Of one version"], table["Versions"] = own["per_version"], own["versions"]
     for title, gap in (("At the end", "gap"), ("Over the whole run", "mean_gap")):
         table[title] = [said(line, gap) for _, line in own.iterrows()]
-    return table.assign(**{title: own[name].replace(math.inf, "never") for name, title in parts.items()})
+    for name, share in PARTS.items():
+        table[f"Updates to {share:g} of the gain"] = own[name].replace(math.inf, "never")
+    return table
 
 
 def others(runs: pd.DataFrame) -> pd.DataFrame:
@@ -163,10 +163,15 @@ def recommendation(lines: pd.DataFrame) -> str:
     return " ".join(words) + "\n"
 
 
-def _where(line: pd.Series) -> str:
+def _setting(line: pd.Series) -> str:
+    strategy = "" if line["strategy"] == DEFAULT[0] else f", {line['strategy']}"
     rate = "" if line["rate_factor"] == 1 else f", {line['rate_factor']:g} times the rate"
     updates = "" if line["updates"] == 1 else f", {line['updates']} updates"
-    return f"{said(line)} ({line['task']}, bound {line['staleness']}{rate}{updates}; {line['nats']:.2g} nats)"
+    return f"{line['task']}, bound {line['staleness']}{strategy}{rate}{updates}"
+
+
+def _where(line: pd.Series) -> str:
+    return f"{said(line)} ({_setting(line)}; {line['nats']:.2g} nats)"
 
 
 def targets(lines: pd.DataFrame) -> pd.DataFrame:

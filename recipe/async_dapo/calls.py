@@ -49,6 +49,7 @@ class Recorder:
 
     trajectory: Trajectory
     prompt_uid: str = ""
+    attempt: str = ""  # tells its calls from those of an attempt that was thrown away
     runner: Any = None  # a `CallRunner`, which makes its calls
     in_calls: Any = field(default_factory=nullcontext)  # an `InCalls`, open while a call is under way
     kept_loop: Any = None  # a `KeptLoop`, where its loop outlives the round
@@ -105,7 +106,8 @@ class Recorder:
         place = (self.next_turn, name, digest)
         number = 0 if is_judged else self._same_calls[place]
         self._same_calls[place] += 1
-        call_id = f"{self.prompt_uid}/{self.trajectory.session_id}/{self.next_turn}/{name}/{digest}/{number}"
+        whose = f"{self.prompt_uid}{self.attempt}/{self.trajectory.session_id}"
+        call_id = f"{whose}/{self.next_turn}/{name}/{digest}/{number}"
         is_new = call_id not in calls
         if is_new:
             calls[call_id] = Call(call_id=call_id, turn=self.next_turn, arguments=arguments)

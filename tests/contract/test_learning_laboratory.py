@@ -26,6 +26,7 @@ from benchmarks.learning.tasks import TASKS, Exercise, Task
 from benchmarks.learning.training import Learner, compose_run
 from benchmarks.support.runs_file import claim
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.training import one_update
 from recipe.async_dapo_lab.plan.measures import StepMeasure
 from recipe.async_dapo_lab.plan.systems import System
 
@@ -186,6 +187,25 @@ def test_a_step_s_gradient_is_that_of_verl_s_worker(correction: str) -> None:
     assert max(float(gradient.abs().max()) for gradient in own) > 1e-4
     for gradient, parameter in zip(own, model.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("correction", ["decoupled", "none"])
+def test_one_pass_has_the_loss_and_the_gradient_of_two(correction: str) -> None:
+    step, trained, sampled_by = stale_batch()
+    config, model = compose_run(row_of("partial", str(BOUND), correction).overrides), copy.deepcopy(sampled_by)
+    rows, _ = Learner(model, config).prepare(trained, step=step)
+    two, one = _data(rows), _data(rows).exclude("old_log_probs", "rollout_is_weights")
+    one.set_non_tensor(one_update.FIELD, one_update.told(config, newest=step - 1))
+    losses, gradients = [], []
+    for data in (two, one):
+        model.zero_grad()
+        loss, _ = one_update.loss_of(config)(_output(model, trained), data)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert losses[0] != 0 and losses[1] == pytest.approx(losses[0], abs=1e-6)
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
 
 
 def test_mini_batches_are_the_same_whichever_group_has_ended_first() -> None:

@@ -1,15 +1,19 @@
 """Whole steps on virtual time, for every strategy, stop rule and fault."""
 
+import asyncio
+import re
 from collections import Counter
 from dataclasses import replace
 from itertools import product
 from random import Random
+from typing import Any
 
 import pytest
 
 from recipe.async_dapo.config.options import FilterConfig
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.rollout.call_runner import CallRunner
 from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 
 from ..support.simulated_cluster import resumed
@@ -202,3 +206,30 @@ def test_given_more_answers_a_prompt_than_in_training_when_validated_then_no_mor
     lanes, limit = cluster.options.num_workers * cluster.options.max_concurrent_prompts, 12
     assert cluster.options.lanes_hold == limit
     assert n < most <= limit + n - 1 < lanes * n
+
+
+def test_given_discard_when_the_stop_interrupts_calls_then_they_end_and_those_of_the_next_attempt_are_others(
+    start, monkeypatch
+) -> None:
+    made: list[str] = []
+    make = CallRunner._make
+
+    async def noted(runner: CallRunner, recorder: Any, call: Any, work: Any) -> None:
+        made.append(call.call_id)
+        await make(runner, recorder, call, work)
+
+    monkeypatch.setattr(CallRunner, "_make", noted)
+    task = Task(
+        length_of=lambda prompt_ids: 10,
+        tool_s=1.0,
+        turn_tok=5,
+        call_s=lambda prompt_ids, done_tok: 1000.0 if prompt_ids[0] > 1 else 0.0,
+    )
+    cluster = start(options(), task=task)
+    cluster.step()
+    tasks = [task.get_name() for task in asyncio.all_tasks(cluster.loop)]
+    assert not [name for name in tasks if name.startswith("call ")]
+    cluster.step()
+    first_calls = Counter(re.split("[@/]", name)[0] for name in made if name.split("/")[2] == "0")
+    assert first_calls["group-2"] == 2 * cluster.options.rollout_n, "made in both steps"
+    assert len(set(made)) == len(made)

@@ -54,6 +54,7 @@ class Till(BaseTool):
         return ToolResponse(text="thanks"), 0.5, {"paid": 1}
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
+        await asyncio.sleep(5.0)
         self.open.remove(instance_id)
 
 
@@ -74,7 +75,8 @@ def lifecycle(tool: Any, times: int, told: list[Any]) -> Loop:
     return loop
 
 
-@pytest.mark.parametrize("stop_s", [0.5, 1.0, 5.0, 11.0])  # in `create`, between the two, in `execute`, at its end
+# In `create`, between the two, in `execute`, at its end, in `release`.
+@pytest.mark.parametrize("stop_s", [0.5, 1.0, 5.0, 11.0, 13.0])
 @pytest.mark.parametrize("is_other_worker", [False, True])
 async def test_given_a_tool_with_instances_when_it_is_interrupted_then_it_executes_once_and_every_instance_is_released(
     capsys, stop_s: float, is_other_worker: bool
@@ -91,6 +93,28 @@ async def test_given_a_tool_with_instances_when_it_is_interrupted_then_it_execut
     assert not tills[0].open and not tills[1].open
     for response, reward, metrics in told:
         assert (response.text, reward, metrics) == ("thanks", 0.5, {"paid": 1})
+
+
+@pytest.mark.parametrize("ends_s", [0.5, 5.0, 13.0])  # in `create`, in `execute`, in `release`
+@pytest.mark.parametrize("is_stop", [False, True])
+async def test_given_trajectories_that_are_given_up_then_their_calls_end_and_every_instance_is_released(
+    ends_s: float, is_stop: bool
+) -> None:
+    """As a sibling has failed, or as the stop keeps nothing."""
+    till = Till(1e6 if ends_s == 5.0 else 10.0)
+    [tool] = recorded_tools([till], timeout_s=1e9)
+
+    async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        if trajectory.session_id == 0 and not is_stop:
+            await asyncio.sleep(ends_s)
+            raise RuntimeError("no answer")
+        return await lifecycle(tool, 1, [])(held, trajectory)
+
+    ended = await stopped_at(rollout(loop, carries=False), group(), ends_s if is_stop else ends_s + 1.0)
+    assert ended is None if is_stop else ended.verdict is Verdict.FAILED
+    await asyncio.sleep(20)
+    assert len(till.created) == (4 if is_stop else 3) and not till.open
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("call ")]
 
 
 async def test_given_an_instance_that_has_run_when_its_worker_is_not_there_then_its_trajectory_fails_and_says_why(

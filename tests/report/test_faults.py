@@ -1,12 +1,20 @@
-"""The fault matrix sees prompts that are lost or trained twice, over any number of restarts, and what stays behind."""
+"""The fault matrix sees prompts that are lost or trained twice, over any number of restarts; it tells a driver that was
+killed from a run that ended by itself."""
 
 import random
 import sys
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import psutil
 
 from benchmarks.faults.audit import Note, audit
-from benchmarks.faults.life import still_there
+from benchmarks.faults.cells import STOP, Cell, Moment, Stack
+from benchmarks.faults.chain import Chain
+from benchmarks.faults.life import LeftOver, Strike, still_there
 
 
 def note(step: int, drawn: str, trained: str, *, ended: str = "", held: str = "", life: int = 1) -> Note:
@@ -49,6 +57,43 @@ def test_given_further_epochs_then_a_prompt_may_be_trained_as_often_as_it_was_dr
     assert (audit(notes).lost, audit(notes).twice) == (0, 0)
 
 
+CELL = Cell(stack=Stack.EMULATED, who="driver", when=Moment.SAVE)
+
+
+class EndingLife:
+    """Ends while it is looked at, by a strike or by itself."""
+
+    def __init__(self, strike: Strike | None) -> None:
+        self.strike: Strike | None = None
+        self.has_ended = False
+        self.started = 0.0
+        self.metrics = SimpleNamespace(trained_steps=3)
+        self._strike = strike
+
+    def look(self) -> None:
+        self.strike, self.has_ended = self._strike, True
+
+    def await_processes(self) -> LeftOver:
+        return LeftOver(processes=(), sockets=0, shared_memory=(), folders=0)
+
+    def last_line(self) -> str:
+        return ""
+
+
+def outcome(life: EndingLife, folder: Path) -> str:
+    chain = Chain(Stack.EMULATED, lambda _: [], folder, seed=0, add=lambda row: None)
+    return chain._await_outcome(life, CELL)["outcome"]
+
+
+def test_given_a_strike_that_ends_the_run_between_two_looks_then_the_cell_has_ended(tmp_path: Path) -> None:
+    assert outcome(EndingLife(Strike(cell=CELL, pids=[1])), tmp_path) == "ended"
+
+
+def test_given_a_run_that_ends_by_itself_then_the_cell_was_not_struck(tmp_path: Path) -> None:
+    assert outcome(EndingLife(None), tmp_path) == "not struck"
+    assert outcome(EndingLife(Strike(cell=CELL, pids=[])), tmp_path) == "not struck"
+
+
 def test_given_a_process_that_is_seen_when_another_has_ended_then_it_is_waited_for_too() -> None:
     first, second = (start(f"time.sleep({seconds})") for seconds in (0.1, 0.5))
     looks = iter([[first], [second], []])
@@ -65,3 +110,40 @@ def test_given_a_process_that_stays_then_it_is_named() -> None:
 
 def start(code: str) -> psutil.Popen:
     return psutil.Popen([sys.executable, "-c", f"import time; {code}"])
+
+
+class StruckLife(EndingLife):
+    """Goes on after a strike, and has a checkpoint every third step."""
+
+    def __init__(self, notes: Path) -> None:
+        super().__init__(None)
+        self._notes = notes
+        self.started = time.monotonic()
+        self.armed: list[Cell] = []
+
+    def arm(self, cell: Cell, delay_s: float) -> None:
+        self.strike = Strike(cell=cell, at=time.monotonic(), steps_before=self.metrics.trained_steps, pids=[1])
+        self.strike.done.set()
+        self.armed.append(cell)
+
+    def has_passed(self, moment: Moment) -> bool:
+        return False
+
+    def look(self) -> None:
+        self.metrics.trained_steps += 1
+        if self.metrics.trained_steps % 3 == 0:
+            with self._notes.open("ab") as file:
+                file.write(msgspec.json.encode(note(self.metrics.trained_steps, "a", "a")) + b"\n")
+
+
+def test_given_an_engine_that_is_killed_and_not_missed_then_the_next_one_is_killed_in_another_life(tmp_path) -> None:
+    stopped = Cell(stack=Stack.VLLM, who="server", when=Moment.ROUND, how=STOP)
+    killed = Cell(stack=Stack.VLLM, who="server", when=Moment.SAVE)
+    rows: list[dict] = []
+    chain = Chain(Stack.VLLM, lambda _: [], tmp_path, seed=0, add=rows.append)
+    left = deque([stopped, killed, CELL])
+    life = StruckLife(tmp_path / "notes.jsonl")
+    chain._live(life, left)
+    assert [row["outcome"] for row in rows] == ["continued", "continued"]
+    assert [row["steps"] for row in rows] == [6, 9], "a checkpoint has told what became of the prompts"
+    assert life.armed == [stopped, killed] and list(left) == [CELL]

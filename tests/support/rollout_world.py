@@ -86,12 +86,13 @@ async def quick(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]
 scores = ScriptedReward  # of the sessions, in order of completion
 
 
-def call_runner(timeout_s: float = 60.0, journal_limit_bytes: int = 2**20) -> CallRunner:
+def call_runner(timeout_s: float = 60.0, journal_limit_bytes: int = 2**20, *, carries: bool = True) -> CallRunner:
     """Of one worker."""
     runner = CallRunner(
         timeout_s=timeout_s,
         journal_limit_bytes=journal_limit_bytes,
         promise=lambda call_id: FakeHandle(runner).result_of.remote(call_id),
+        carries=carries,
     )
     return runner
 
@@ -104,6 +105,7 @@ def rollout(
     is_filtered: bool = True,
     keeps_failures: bool = False,
     kept: KeptLoops | None = None,
+    carries: bool = True,
     tell: Callable[[str, GroupEvent], None] = lambda uid, event: None,
     abandon: Callable[[list[Attachment]], None] = lambda attachments: None,
 ) -> GroupRollout:
@@ -119,7 +121,7 @@ def rollout(
     return GroupRollout(
         loop,
         scorer,
-        calls=call_runner(),
+        calls=call_runner(carries=carries),
         kept=kept or KeptLoops(),
         options=options,
         validates=keeps_failures,

@@ -44,12 +44,16 @@ class CallRunner:
         timeout_s: longest time a call may take [s].
         journal_limit_bytes: most that a trajectory's journal may hold.
         promise: makes of a call's id what can be awaited anywhere, and calls `result_of` here.
+        carries: calls go on when the stop interrupts their trajectories; else nothing of these is kept, and they end.
     """
 
-    def __init__(self, *, timeout_s: float, journal_limit_bytes: int, promise: Callable[[str], Any]) -> None:
+    def __init__(
+        self, *, timeout_s: float, journal_limit_bytes: int, promise: Callable[[str], Any], carries: bool = True
+    ) -> None:
         self._timeout_s = timeout_s
         self._limit_bytes = journal_limit_bytes
         self._promise = promise
+        self._carries = carries
         self._promised: dict[str, asyncio.Task[bytes]] = {}
         self._running: set[asyncio.Task[bytes]] = set()
         self._logged = KnownPlaces()
@@ -134,10 +138,10 @@ class CallRunner:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            if recorder.rests:
+            if recorder.rests and self._carries:
                 self.carry(recorder)
             else:
-                task.cancel()  # the loop, or the whole group, has given the call up
+                task.cancel()  # the loop, or the whole group, has given the call up, or starts again
             raise
         finally:
             del recorder.open_calls[call.call_id]

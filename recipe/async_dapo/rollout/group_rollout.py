@@ -113,6 +113,7 @@ class GroupRollout:
         scorer: scores outputs inline.
         calls: makes the calls of agent loops, and those of the scorer.
         kept: agent loops that go on from round to round.
+        attempt: goes into the ids of calls, where a group starts again in each round.
         options: the recipe's options.
         validates: every trajectory runs to its end; one that failed is left out, and its siblings go on.
         tell: is told what happens in a group, by its uid.
@@ -130,11 +131,13 @@ class GroupRollout:
         validates: bool,
         tell: Callable[[str, GroupEvent], None],
         abandon: Callable[[list[Attachment]], None],
+        attempt: str = "",
     ) -> None:
         self._run_agent_loop = run_agent_loop
         self._scorer = scorer
         self._calls = calls
         self._kept = kept
+        self._attempt = attempt
         self._on_reward_error = options.reward.on_error
         self._is_filtered = options.filter.metric is not None
         self._keeps_failures = validates
@@ -183,7 +186,10 @@ class GroupRollout:
     def _start(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         for trajectory in group.unfinished:
             recorder = self._kept.recorder_of(trajectory) or Recorder(
-                trajectory=trajectory, prompt_uid=group.uid, in_calls=InCalls(self._short_call_s)
+                trajectory=trajectory,
+                prompt_uid=group.uid,
+                attempt=self._attempt,
+                in_calls=InCalls(self._short_call_s),
             )
             recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round)
             recorder.in_calls.begin_round(functools.partial(self._tell, group.uid))

@@ -5,10 +5,11 @@ import contextvars
 import functools
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
@@ -21,6 +22,8 @@ from ..runtime.aio import LimitReached, within
 from .pictures import PROMPTS_ONLY
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TOOL_THREADS = 64  # of a worker: plain functions that run at once; none is taken from verl's tokenization
 
@@ -82,6 +85,7 @@ class RecordedTool(BaseTool):
         self._instances: dict[str, _Instance] = {}
         self._live: dict[str, str] = {}  # the loop's name of an instance -> the tool's
         self._busy: Counter[str] = Counter()  # calls under way
+        self._going_on: set[asyncio.Task[Any]] = set()  # whatever becomes of what waits for them
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tool, name)
@@ -94,7 +98,7 @@ class RecordedTool(BaseTool):
         named = {} if instance_id is None else {"instance_id": instance_id}
 
         async def make() -> list[Any]:
-            made_id, response = await self._tool.create(**named, **kwargs)
+            made_id, response = await self._create(**named, **kwargs)
             self._live[made_id] = made_id
             if recorder is not None and recorder.rests and recorder.kept_loop is None:
                 await self._end(made_id)  # nothing is left that would release it
@@ -136,7 +140,7 @@ class RecordedTool(BaseTool):
                     if not is_first:
                         what = f"an instance of tool {self.name} is gone, with what it knew of earlier calls"
                         raise TrajectoryGivenUp("state_lost", what)
-                    self._live[instance_id], _ = await self._tool.create(instance_id, **instance.create)
+                    self._live[instance_id], _ = await self._create(instance_id, **instance.create)
                 return await make(self._live[instance_id])
             finally:
                 self._busy[instance_id] -= 1
@@ -148,15 +152,39 @@ class RecordedTool(BaseTool):
         asked = {"instance": instance_id, **arguments}
         return await make_recorded(f"{self.name}.{method}", asked, make_alive, policy=self._policy)
 
+    async def _create(self, *args: Any, **kwargs: Any) -> tuple[str, ToolResponse]:
+        """An instance of the tool; it is released if nothing waits for it any more."""
+        making = self._go_on(within(self._timeout_s, self._tool.create(*args, **kwargs)))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            self._go_on(self._release_unused(making))
+            raise
+
+    async def _release_unused(self, making: asyncio.Task[tuple[str, ToolResponse]]) -> None:
+        with suppress(LimitReached):
+            own_id, _ = await making
+            await self._release(own_id)
+
     async def _end(self, instance_id: str, **kwargs: Any) -> None:
+        """Release it, also if what waits for that is interrupted: it would not be repeated."""
         own_id = self._live.pop(instance_id, None)
-        if own_id is None:
-            return
+        if own_id is not None:
+            await asyncio.shield(self._go_on(self._release(own_id, **kwargs)))
+
+    async def _release(self, own_id: str, **kwargs: Any) -> None:
         try:
             await within(self._timeout_s, self._tool.release(own_id, **kwargs))
         except LimitReached:
             limit_s = self._timeout_s
             logger.warning("tool %s: release took longer than async_dapo.calls.timeout_s=%s", self.name, limit_s)
+
+    def _go_on(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """In a task that no stop ends; asyncio logs an error that nothing waits for."""
+        task = asyncio.create_task(work, name=f"call of tool {self.name}")
+        self._going_on.add(task)
+        task.add_done_callback(self._going_on.discard)
+        return task
 
 
 def _plain(response: ToolResponse, reward: float, metrics: dict) -> list[Any]:

@@ -63,6 +63,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             timeout_s=self._options.calls.timeout_s,
             journal_limit_bytes=self._options.calls.journal_limit_mb * 2**20,
             promise=lambda call_id: myself.result_of.remote(call_id),
+            carries=self._options.keeps_tokens,
         )
         most = self._options.calls.kept_loops if self._options.keeps_tokens else 0
         self._kept_loops = KeptLoops(worker=worker, most=most)
@@ -134,6 +135,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             scorer,
             calls=self._calls,
             kept=self._kept_loops,
+            attempt="" if self._options.keeps_tokens else f"@{spec.round_id}",
             options=self._options,
             validates=spec.validates,
             tell=lambda uid, event: events.add((uid, event)),
