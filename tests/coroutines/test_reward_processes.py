@@ -184,3 +184,35 @@ def test_given_a_function_that_started_a_process_when_it_hangs_or_exits_then_tha
         while started.status() != psutil.STATUS_ZOMBIE:  # the kernel takes it down
             assert time.monotonic() < deadline, "it has outlived the call"
             time.sleep(0.01)
+
+
+LEAVES_SOMETHING = """
+import ctypes, os, threading
+
+def compute_score(then, text=""):
+    if then == "a thread that holds the interpreter":
+        threading.Timer(0.2, ctypes.PyDLL(None).sleep, [1000]).start()
+    elif then == "a child, and exits" and not os.fork():
+        ctypes.CDLL(None).sleep(1000)
+    elif then == "a child, and exits":
+        threading.Timer(0.2, os._exit, [0]).start()
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize("what", ["a thread that holds the interpreter", "a child, and exits"])
+def test_given_a_call_that_leaves_something_behind_then_the_next_one_does_not_hang(tmp_path: Path, what: str) -> None:
+    """Its arguments are more than the connection holds, and nobody reads them."""
+    (tmp_path / "reward.py").write_text(LEAVES_SOMETHING)
+    function = RewardFunction(path=str(tmp_path / "reward.py"), name="compute_score", timeout_s=1.0)
+    process = RewardProcess(function)
+    assert process.ask({"then": what}) == 1.0
+    if what == "a child, and exits":
+        deadline = time.monotonic() + PATIENCE_S
+        while process.is_alive():
+            assert time.monotonic() < deadline, "the child has the connection, and the process counts as alive"
+            time.sleep(0.01)
+        return
+    time.sleep(0.5)  # until the thread holds the interpreter, for good
+    with pytest.raises(RewardProcessKilled, match="no answer within"):
+        process.ask({"then": "", "text": "x" * 10**7})

@@ -134,3 +134,10 @@ def test_a_coroutine_function_without_a_process_ends_at_its_limit_and_returns_pl
         with pytest.raises(error) as raised:
             asyncio.run(score(solution_str=answer))
         assert str(raised.value) == text
+
+    async def limited_from_outside() -> None:
+        async with asyncio.timeout(0.05):
+            await score(solution_str="waits")
+
+    with pytest.raises(TimeoutError):  # a manager's own limit
+        asyncio.run(limited_from_outside())

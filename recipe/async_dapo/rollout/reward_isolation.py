@@ -12,6 +12,8 @@ import inspect
 import os
 import pickle
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -37,6 +39,7 @@ MIN_PROCESSES = 2  # one that never returns may hold up no other call
 # What verl passes with every call, and is the same in all; a tokenizer takes as long to pack as an answer to score.
 SENT_ONCE = ("reward_router_address", "reward_model_tokenizer")
 MANAGERS_OF_PLAIN_FUNCTIONS = ("remote",)
+_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 _load = functools.cache(load)
 
@@ -112,10 +115,13 @@ class RewardProcess:
                 start_new_session=True,  # it is killed with all that it has started
             )
         self._is_loaded = False
+        self._ending = threading.Lock()
 
     def is_alive(self) -> bool:
-        """Asked between calls: then nothing comes from the process but its end."""
-        if self._connection.poll():
+        """Asked between calls: then nothing comes from the process but its end. What it has forked may keep the
+        connection open; a process that has ended is left for `end` to reap, so that the group's number stays its own.
+        """
+        if self._popen.returncode is None and (self._connection.poll() or os.waitid(os.P_PID, self._popen.pid, _ENDED)):
             self.end()
         return self._popen.returncode is None
 
@@ -131,11 +137,12 @@ class RewardProcess:
 
     def end(self) -> int:
         """Kill the process with all that it has started. Returns its exit code. Called in any thread."""
-        if self._popen.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._popen.pid, signal.SIGKILL)
-        with self._popen:  # closes its input
-            return self._popen.wait()
+        with self._ending:
+            if self._popen.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._popen.pid, signal.SIGKILL)
+            with self._popen:  # closes its input
+                return self._popen.wait()
 
     def _load(self) -> None:
         function, paths = self._function, [path or os.getcwd() for path in sys.path]
@@ -159,11 +166,17 @@ class RewardProcess:
             RewardProcessKilled: at the limit.
             RewardProcessDied: if it has ended.
         """
+        packed = [pickle.dumps(message, protocol=5) for message in messages]
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
+            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", *divmod(round(limit_s * 1e6), 10**6)))
         try:
-            for message in messages:
-                self._connection.send_bytes(pickle.dumps(message, protocol=5))
+            for message in packed:
+                self._connection.send_bytes(message)
             if self._connection.poll(limit_s):
                 return pickle.loads(self._connection.recv_bytes())
+        except BlockingIOError:
+            pass  # it neither reads on nor goes on with its answer
         except (EOFError, OSError):
             code = self.end()
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -287,5 +300,8 @@ async def compute_score_here(*, isolated: Any, **arguments: Any) -> Any:
         async with limit:
             answer = answer_of(await _load(function.path, function.name)(**arguments | function.constants))
     except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # from outside, as by a manager's own time limit
         answer = ("timeout", f"no answer within {function.timeout_s} s") if limit.expired() else failed(error)
     return function.result_of(answer)
