@@ -40,6 +40,9 @@ _EMULATED = (
     "rehearsal.warmup=1",
     "rehearsal.length_median_tok=500",
     "rehearsal.training_s=6",
+    # A rehearsal has one of each, and so have its checkpoints, which the next life is checked against.
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+    "data.dataloader_num_workers=0",
 )
 _ENGINES = 2
 _ON_BOTH_NODES = "actor_rollout_ref.rollout.agent.num_workers=2"

@@ -19,7 +19,7 @@ from ..support.weights_by_hand import WeighedRun, assert_weighed, switches_of, t
 
 SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 4, 8
 DATA_SET = 48  # prompts: visited a second time before the kill, and a third time after it
-SAVED = "saved"  # a copy of the checkpoint, which the second life deletes
+SAVED = Path("saved", f"global_step_{SAVED_STEP}")  # a copy of the checkpoint, which the second life deletes
 TOLERANCE = 1e-4  # nats, float32
 
 OVERRIDES = (
@@ -43,7 +43,7 @@ def killed_and_resumed(assets, tmp_path_factory) -> Run:
     life = partial(train, assets, steps=LAST_STEP, strategy="partial")
     life(folder, overrides=OVERRIDES, kill_at=KILLED_STEP)
     folder = folder.rename(folder.with_name("moved"))
-    shutil.copytree(folder / "checkpoints" / f"global_step_{SAVED_STEP}", folder / SAVED)
+    shutil.copytree(folder / "checkpoints" / SAVED.name, folder / SAVED)
     (folder / "checkpoints" / f"global_step_{KILLED_STEP}").mkdir()  # a save that did not get far
     (folder / "checkpoints" / NEWEST_FILE).write_text(str(KILLED_STEP))
     path = os.pathsep.join([str(PLUGIN_PATH), str(renamed_recipe(folder / "code"))])

@@ -11,7 +11,7 @@ SLEEPS = "import time; time.sleep(30)"
 NO_NUMBER = "which is no number on an empty answer; return a finite number, or a dict with one as `score`"
 # (body of the reward function, what the message must contain)
 BAD_REWARDS = [
-    ("return {'score': 1.0}", "algorithm.filter_groups.metric=acc: the reward function returns only ['score']"),
+    ("return {'score': 1.0}", "reward.py returns only ['score']"),
     ("return {'acc': 1.0}", "compute_score of reward.py returns ['acc'] without `score` on an empty answer; return a"),
     ("return {'score': None, 'acc': 1.0}", f"compute_score of reward.py returns score=None, {NO_NUMBER}"),
     ("return {'score': 1.0, 'acc': 'yes'}", "reward.py returns acc='yes', which is no finite number on an empty"),
