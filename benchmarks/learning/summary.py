@@ -118,9 +118,9 @@ def by_setting(lines: pd.DataFrame) -> pd.DataFrame:
     """What the default correction comes to: a row a setting, by nats."""
     own = lines[lines["correction"] == DEFAULT[2]].sort_values("nats")
     table = pd.DataFrame({"Setting": own.apply(_setting, axis=1, result_type="reduce"), "Nats a token": own["nats"]})
-    table["Of one version"], table["Versions"] = own["per_version"], own["versions"]
-    for title, gap in (("At the end", "gap"), ("Over the whole run", "mean_gap")):
-        table[title] = [said(line, gap) for _, line in own.iterrows()]
+    table["Of one version"] = own["per_version"]
+    table["At the end"] = [said(line) for _, line in own.iterrows()]
+    table["Over the whole run"] = [said(line, "mean_gap").partition(",")[0] for _, line in own.iterrows()]
     for name, share in PARTS.items():
         table[f"Updates to {share:g} of the gain"] = own[name].replace(math.inf, "never")
     return table
