@@ -19,7 +19,7 @@ JOB = ["task", "rate_factor", "updates"]
 CELL = [*JOB, "strategy", "staleness", "correction"]
 SETTING, ROW = CELL[:-1], [*CELL, "seed"]
 NATS = {"k3_kl": "nats", "k3_of_1": "per_version", "staleness_mean": "versions"}  # means over a run's steps
-PARTS = {"to_late": 0.9}  # of on-policy's gain, that a run takes so many updates for
+LATE = 0.9  # of on-policy's gain
 SEEDS, FEW = 5, 3  # of a target; below FEW an interval says nothing
 LOST, WITHIN = 0.3, 0.03  # accuracy below on-policy's
 _SMOOTHED = 3  # validations
@@ -45,10 +45,10 @@ def compared(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
         mean_gap: the same, mean over the validations.
         nats, per_version, versions: means over the steps of a batch's k3(mu, pi_prox), of its tokens one version old,
             and of its staleness.
-        to_mid, to_late: updates until so much of on-policy's gain is reached, over on-policy's own; infinite if never.
+        to_late: updates until LATE of on-policy's gain is reached, over on-policy's own; infinite if never.
     """
     if runs.empty:
-        return runs.assign(**dict.fromkeys(("gap", "mean_gap", *NATS.values(), *PARTS), 0.0))
+        return runs.assign(**dict.fromkeys(("gap", "mean_gap", *NATS.values(), "to_late"), 0.0))
     runs = runs.rename(columns=NATS).set_index([*JOB, "seed"])
     lines = {key: _curve(own) for key, own in curves.groupby(ROW)}
     on_policy = runs.loc[runs["strategy"] == ON_POLICY, "accuracy"].rename("reached")
@@ -61,10 +61,9 @@ def compared(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     own = stale[ROW].itertuples(index=False, name=None)
     beside = stale.assign(strategy=ON_POLICY, staleness="0", correction="none")[ROW].itertuples(index=False, name=None)
     pairs = [(lines[one], lines[other]) for one, other in zip(own, beside, strict=True)]
-    for name, share in PARTS.items():
-        targets = stale["accuracy_before"] + share * (stale["reached"] - stale["accuracy_before"])
-        told = zip(pairs, stale["accuracy_before"], targets, strict=True)
-        stale[name] = [_updates_over(*curves, before=before, target=target) for curves, before, target in told]
+    targets = stale["accuracy_before"] + LATE * (stale["reached"] - stale["accuracy_before"])
+    told = zip(pairs, stale["accuracy_before"], targets, strict=True)
+    stale["to_late"] = [_updates_over(*curves, before=before, target=target) for curves, before, target in told]
     return stale
 
 
@@ -93,9 +92,9 @@ def law(runs: pd.DataFrame) -> pd.DataFrame:
         for name in ("gap", "mean_gap"):
             mean, low, high = interval(own[name])
             line |= {name: mean, name.replace("gap", "low"): low, name.replace("gap", "high"): high}
-        lines.append(line | own[[*NATS.values(), *PARTS]].median().to_dict() | {"lost": (own["gap"] <= -LOST).sum()})
+        lines.append(line | own[[*NATS.values(), "to_late"]].median().to_dict() | {"lost": (own["gap"] <= -LOST).sum()})
     gaps = [f"{of}{name}" for of in ("", "mean_") for name in ("gap", "low", "high")]
-    columns = [*CELL, "seeds", *gaps, *NATS.values(), *PARTS, "lost"]
+    columns = [*CELL, "seeds", *gaps, *NATS.values(), "to_late", "lost"]
     return pd.DataFrame(lines, columns=columns).sort_values(["task", "nats"])
 
 
@@ -121,9 +120,7 @@ def by_setting(lines: pd.DataFrame) -> pd.DataFrame:
     table["Of one version"] = own["per_version"]
     table["At the end"] = [said(line) for _, line in own.iterrows()]
     table["Over the whole run"] = [said(line, "mean_gap").partition(",")[0] for _, line in own.iterrows()]
-    for name, share in PARTS.items():
-        table[f"Updates to {share:g} of the gain"] = own[name].replace(math.inf, "never")
-    return table
+    return table.assign(**{f"Updates to {LATE:g} of the gain": own["to_late"].replace(math.inf, "never")})
 
 
 def others(runs: pd.DataFrame) -> pd.DataFrame:

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from recipe.async_dapo.rollout import reward_isolation
-from recipe.async_dapo.rollout.reward_isolation import (
+from recipe.async_dapo.rollout import reward_processes
+from recipe.async_dapo.rollout.reward_processes import (
     RewardFunction,
     RewardNotLoaded,
     RewardProcess,
@@ -80,7 +80,7 @@ def two() -> Iterator[Processes]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No call waits for long before it may start a process."""
-    monkeypatch.setattr(reward_isolation, "SLOW_S", 0.01)
+    monkeypatch.setattr(reward_processes, "SLOW_S", 0.01)
 
 
 def times_out(process: ScriptedProcess) -> Any:
@@ -105,7 +105,7 @@ def test_given_one_call_that_never_returns_then_the_others_have_a_second_process
 
 
 def test_given_quick_calls_then_one_process_does_all_of_them(two: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reward_isolation, "SLOW_S", PATIENCE_S)
+    monkeypatch.setattr(reward_processes, "SLOW_S", PATIENCE_S)
     calls = [two.call() for _ in range(50)]
     assert [call.result(PATIENCE_S) for call in calls] == ["score"] * 50
     assert len(two.started) == 1

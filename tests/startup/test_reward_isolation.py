@@ -7,7 +7,8 @@ import pytest
 
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.rollout import reward_isolation
-from recipe.async_dapo.rollout.reward_isolation import NoScore, RewardRaised, isolate_reward
+from recipe.async_dapo.rollout.reward_isolation import isolate_reward
+from recipe.async_dapo.rollout.reward_processes import NoScore, RewardRaised
 from recipe.async_dapo.startup.preflight import check_all
 
 from .test_reward import write_reward

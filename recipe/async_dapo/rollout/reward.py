@@ -19,8 +19,8 @@ from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import Cause, KnownPlaces
 from ..runtime.aio import RECONNECT_S
-from .reward_isolation import RewardProcessDied, RewardProcessKilled, RewardRaised
 from .reward_process import describe, plain, user_traceback
+from .reward_processes import RewardProcessDied, RewardProcessKilled, RewardRaised
 
 logger = logging.getLogger(__name__)
 

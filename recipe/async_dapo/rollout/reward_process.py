@@ -1,6 +1,6 @@
 """What runs in a reward process: loads the reward function, and answers calls until its reward worker is gone.
 
-Started as a file of its own by `reward_isolation`, and imports the standard library only: one that ran for too long is
+Started as a file of its own by `reward_processes`, and imports the standard library only: one that ran for too long is
 replaced in 0.1 s plus what the reward function's module takes to import.
 
     reward worker --sys.path, function, arguments...--> process

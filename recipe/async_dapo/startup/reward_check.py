@@ -8,14 +8,8 @@ from omegaconf import DictConfig
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, refused
-from ..rollout.reward_isolation import (
-    NoScore,
-    RewardNotLoaded,
-    RewardProcessDied,
-    RewardProcesses,
-    RewardRaised,
-    function_of,
-)
+from ..rollout.reward_isolation import function_of
+from ..rollout.reward_processes import NoScore, RewardNotLoaded, RewardProcessDied, RewardProcesses, RewardRaised
 from .model_check import load_by_verl
 
 MAX_SOURCES = 64
