@@ -21,8 +21,8 @@ from ..support.harness import Run, ledger_closes, train
 STEPS = 4
 KILLED_STEP = 2
 PROMPTS_PER_STEP = 4  # half of the quick start's: the first step waits for groups that end under the limit
-POOL_SIZE = 48  # trajectories at once
-ROUND_LIMIT_TOK = 280  # of what a trajectory may generate 296: enough groups end within it
+POOL_SIZE = 64  # trajectories at once
+ROUND_LIMIT_TOK = 265  # of 296 that a trajectory may generate: enough groups end within it, and many are set aside
 PROMPTS = 40  # few, so that all that are trained have been validated
 SANDBOX = "pieces.put(line)"  # in the command of a sandbox's process
 TOLERANCE = 1e-4  # nats, float32
@@ -128,9 +128,9 @@ def test_given_loops_that_died_with_their_run_when_it_goes_on_then_calls_are_ans
     assert sum(run.metric("async_dapo/calls/replayed")) > 0
 
 
-def test_given_a_run_then_its_loops_were_interrupted_more_than_twenty_times(run: Run):
+def test_given_a_run_then_its_loops_were_interrupted_more_than_fifty_times(run: Run):
     interrupted = Counter(loop["is_own"] for loop in loops(run) if not loop["is_end"])
-    assert interrupted.total() > 20 and min(interrupted[True], interrupted[False]) > 5
+    assert interrupted.total() > 50 and min(interrupted[True], interrupted[False]) > 10
 
 
 @pytest.mark.parametrize("run", ["partial"], indirect=True)
