@@ -12,7 +12,8 @@ from ...async_dapo.config.options import CONFIG_FOLDER, CONFIG_NAME
 from ...async_dapo.main_async_dapo import explained
 from ...async_dapo.runtime.garbage import collect_cycles_rarely
 from ...async_dapo.runtime.verl_version import check_versions
-from .emulation import check_as_training, check_rehearsable, emulate, use_stand_in
+from ...async_dapo.startup.preflight import check_all
+from .emulation import check_rehearsable, emulate, use_stand_in
 from .options import RECIPE_MODE, WITH_REHEARSAL, RehearsalOptions, have_own_gpus
 
 LAB_DIR = Path(__file__).resolve().parents[1]
@@ -35,7 +36,7 @@ def _run(config: DictConfig) -> None:
         check_rehearsable(config)
         is_recipe = config.trainer.v1.trainer_mode == RECIPE_MODE
         if is_recipe:
-            check_as_training(config)
+            check_all(config)
         else:
             _check_verl_mode(config)
         options.step_cost(config, is_recipe=is_recipe)
