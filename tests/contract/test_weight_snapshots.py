@@ -1,6 +1,4 @@
-"""Snapshots of FSDP2's weights, on 2 ranks: what a forward pass computes with them, what comes back, and the room for
-them.
-"""
+"""Snapshots of FSDP2's weights, on 2 ranks: what a forward pass computes with them, and what comes back."""
 
 from pathlib import Path
 

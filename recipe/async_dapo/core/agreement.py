@@ -28,9 +28,9 @@ MOST_NATS = 0.1  # above it: the run ends
 CAUSES = (
     "engines of another precision than the trainer (rollout.dtype, rollout.quantization, kv_cache_dtype); "
     "model.use_remove_padding=True or ulysses_sequence_parallel_size > 1 with an attention that does not keep "
-    "sequences apart (set False, and 1); a vocabulary larger than the tokenizer's (cut the embeddings to its size); a LoRA "
-    "adapter that engines lack (model.lora.merge=True); a tied output layer with weights of its own; a model that vLLM "
-    "and transformers compute differently (another attn_implementation or version)"
+    "sequences apart (set False, and 1); a vocabulary larger than the tokenizer's (cut the embeddings to its size); "
+    "a LoRA adapter that engines lack (model.lora.merge=True); a tied output layer with weights of its own; a model "
+    "that vLLM and transformers compute differently (another attn_implementation or version)"
 )
 
 
