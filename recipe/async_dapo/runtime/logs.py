@@ -12,10 +12,8 @@ STARTED_VARIABLE = "ASYNC_DAPO_STARTED_S"
 
 # What Ray says of an actor that is dead, in lines of their own.
 _DEAD = re.compile(r"class_name: (\S+\.)?(?P<name>\w+)(.*?\bpid: (?P<pid>\d+))?(.*?\bip: (?P<ip>[\w.:]+))?", re.DOTALL)
-LOOK_ABOVE = (
-    "the traceback above says where; once its cause is gone, the same command goes on from the last checkpoint, if "
-    "there is one and trainer.resume_mode=auto"
-)
+GO_ON = "the same command goes on from the last checkpoint, if there is one and trainer.resume_mode=auto"
+LOOK_ABOVE = f"the traceback above says where; once its cause is gone, {GO_ON}"
 
 
 class _BareInfo(logging.Formatter):
