@@ -77,6 +77,7 @@ EXAMPLES = {
     "tools/booking.py": "python",
     "tools/mcp_tool.py": "python",
 }
+LEARNED = ("recommendation", "on-policy", "settings", "corrections", "alarm")  # of docs/evidence/learning.md
 AGENTS = ("agent_loop/guessing.py", "tools/booking.py", "tools/mcp_tool.py")  # shown in docs/agents.md
 
 
@@ -107,7 +108,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/plan_check_rehearse.md": {"reference setting": table(evidence.reference_setting)},
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},
-    "docs/off_policy.md": {"recommendation": evidence.learned_recommendation, "experts": experts.in_words},
+    "docs/off_policy.md": {"recommendation": partial(evidence.learned, "recommendation"), "experts": experts.in_words},
     "docs/selection.md": {"measured": evidence.selection_in_words},
     "docs/evidence/side_by_side.md": {"side by side": evidence.side_by_side_table},
     "docs/evidence/grid.md": {
@@ -121,14 +122,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "speed-ups": evidence.speedups,
     },
     "docs/evidence/faults.md": {"fault matrix": evidence.struck, "soak": faults.soak},
-    "docs/evidence/learning.md": {
-        "recommendation": evidence.learned_recommendation,
-        "on-policy": evidence.learned_on_policy,
-        "settings": evidence.learned_by_setting,
-        "corrections": evidence.learned_corrections,
-        "alarm": evidence.learned_alarm,
-        "exact": table(evidence.corrections_exact),
-    },
+    "docs/evidence/learning.md": {name: partial(evidence.learned, name) for name in LEARNED},
     "docs/evidence/drafts.md": {
         "drafts": table(evidence.drafts_table),
         "frontier": table(evidence.frontier_of_all),
@@ -146,7 +140,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "separate": evidence.separate_in_words,
         "drafts": table(evidence.draft_targets),
         "selection": table(evidence.selection_measured),
-        "learning": evidence.learned_targets,
+        "learning": partial(evidence.learned, "learning"),
     },
 }
 
