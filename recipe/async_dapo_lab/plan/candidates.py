@@ -11,7 +11,6 @@ import numpy as np
 
 from ...async_dapo.config.values import Drafts, RolloutStrategy
 from ...async_dapo.core.stop_rules import StopRuleName
-from ...async_dapo.core.trainer_memory import TrainerMemory
 from .costs import StepCost
 from .scenario import Scenario
 from .systems import (
@@ -25,6 +24,7 @@ from .systems import (
     verl_separate_async,
     verl_sync,
 )
+from .trainer_memory import TrainerMemory
 
 SAMPLE = 4096  # prompts
 
