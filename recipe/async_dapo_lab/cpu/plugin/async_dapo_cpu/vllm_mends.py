@@ -1,8 +1,7 @@
-"""vLLM plugin: four places where the CPU build loses what a training run needs; each is mended once per process."""
+"""vLLM plugin: three places where the CPU build loses what a training run needs; each is mended once per process."""
 
 import os
-from functools import partial, wraps
-from typing import Any
+from functools import wraps
 
 import torch
 
@@ -14,7 +13,6 @@ def register() -> None:
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         _keep_weights_loadable()
         _keep_experts_loadable()
-        _tell_chosen_experts()
         _hand_temperatures_to_drafts()
 
 
@@ -54,49 +52,6 @@ def _keep_experts_loadable() -> None:
             setattr(packed, key, known[key])
 
     cpu_fused_moe.replace_parameter = keep_loader
-
-
-def _tell_chosen_experts() -> None:
-    """vLLM's CPU build chooses experts and computes them in one call, which vLLM refuses to read routes from. Its model
-    runner is imported in workers alone, which make the reader of routes.
-    """
-    from vllm.model_executor.layers.fused_moe.routed_experts_capturer import RoutedExpertsCapturer
-
-    original = RoutedExpertsCapturer.__init__
-    if hasattr(original, "__wrapped__"):
-        return
-
-    @wraps(original)
-    def init(self: RoutedExpertsCapturer, *args: Any, **kwargs: Any) -> None:
-        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-        original(self, *args, **kwargs)
-        GPUModelRunner._bind_routed_experts_capturer = _read_choices
-
-    RoutedExpertsCapturer.__init__ = init
-
-
-def _read_choices(runner: Any, capturer: Any) -> None:
-    from vllm.model_executor.layers.fused_moe import cpu_fused_moe
-    from vllm.model_executor.layers.fused_moe.layer import MoERunner
-
-    choose, layer = cpu_fused_moe.select_experts, 0
-
-    def choose_and_tell(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        weights, chosen = choose(*args, **kwargs)
-        capturer.capture(layer, chosen)
-        return weights, chosen
-
-    def compute(kernel: Any, number: int, *args: Any, **kwargs: Any) -> torch.Tensor:
-        nonlocal layer
-        layer = number
-        return kernel(*args, **kwargs)
-
-    cpu_fused_moe.select_experts = choose_and_tell
-    for module in runner.model.modules():
-        if isinstance(module, MoERunner):
-            method = module._quant_method
-            method.cpu_fused_moe = partial(compute, method.cpu_fused_moe, module.layer_id)
 
 
 def _hand_temperatures_to_drafts() -> None:
