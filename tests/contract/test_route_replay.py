@@ -130,7 +130,7 @@ def check(_: int, files: str) -> None:
             assert float((own - native).abs().max()) > 1e-3, "other experts give other log-probs"
         assert abs(kl) < 1e-6
         for one, other in zip(parameters, results[0][0], strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)  # a step of Adam is 0.01
     dist.destroy_process_group()
 
 
