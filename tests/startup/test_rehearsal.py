@@ -82,7 +82,7 @@ def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_a
         ("+rehearsal.speed=3", r"rehearsal\.speed=3: unknown option"),
         ("rehearsal.accelerator=abacus", r"accelerator=abacus: unknown; choose one of"),
         ("async_dapo.drafts=suffix", r"drafts_accepted=None: say how many tokens of drafts are accepted in a step"),
-        ("rehearsal.valid_share=0", r"valid_share=0\.0: must be in 0\.\.1"),
+        ("rehearsal.valid_share=0", r"valid_share=0: must be a number > 0 and <= 1"),
         ("trainer.n_gpus_per_node=3", r"trainer\.n_gpus_per_node=3: 3 GPUs are no whole number of servers of 2"),
         ("reward.reward_model.enable=True", r"reward\.reward_model\.enable=True: reward models are not rehearsed"),
     ],

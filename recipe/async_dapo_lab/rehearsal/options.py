@@ -125,7 +125,7 @@ class RehearsalOptions:
             "max_response_length": config.data.max_response_length,
             "updates": updates_of(config),
         }
-        return Inputs.load(None, given | dict(self.inputs))
+        return Inputs.load(given | dict(self.inputs))
 
     def scenario(self, config: DictConfig) -> Scenario:
         return self.planner_inputs(config).scenario()
