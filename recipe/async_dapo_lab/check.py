@@ -14,7 +14,8 @@ from ..async_dapo import check
 from ..async_dapo.config.options import gpus_per_engine, num_engines, training_gpus
 from ..async_dapo.config.values import ConfigError, Placement
 from .plan.costs import ServerConstants, kv_room_tok
-from .plan.hardware import ModelShape, load_model
+from .plan.hardware import load_model
+from .plan.model_size import ModelShape
 from .plan.trainer_memory import Gpu, TrainerMemory
 from .rehearsal.options import WITH_REHEARSAL, assumed_gpu
 
