@@ -2,17 +2,18 @@
 longest response that they allow.
 """
 
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from safetensors import safe_open
 
-from ..config.options import model_setup
 from ..config.values import Rule, check_each, check_rules, refused
 from .agent_loop_check import shipped_modules
 
@@ -24,6 +25,46 @@ _PACKS = _MODEL + "use_remove_padding"
 _SPLITS = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 _QWEN3_5 = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
 _RUN_ON = {"linear_attention", "conv", "mamba", "recurrent"}  # layers that take a row for one sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSetup:
+    """How the trainer computes the model.
+
+    Attributes:
+        packs: `use_remove_padding`: sequences lie in one row.
+        split_over: ranks that share a sequence (Ulysses) [count].
+        layers: its `layer_types`.
+        has_fla: the package flash-linear-attention is installed.
+    """
+
+    model_type: str
+    attention: str
+    layers: frozenset[str]
+    packs: bool
+    split_over: int
+    has_fla: bool
+
+    @classmethod
+    def of(cls, config: DictConfig, model: Any) -> "ModelSetup":
+        """
+        Args:
+            model: verl's `HFModelConfig`.
+        """
+        keys = [f"{node}ulysses_sequence_parallel_size" for node in ("", "fsdp_config.")]
+        return cls(
+            model_type=model.hf_config.model_type,
+            attention=str(model.hf_config._attn_implementation),
+            layers=frozenset(getattr(model.hf_config.get_text_config(), "layer_types", None) or ()),
+            packs=model.use_remove_padding,
+            split_over=max(OmegaConf.select(config.actor_rollout_ref.actor, key) or 1 for key in keys),
+            has_fla=find_spec("fla") is not None,
+        )
+
+    @property
+    def is_flash(self) -> bool:
+        return "flash" in self.attention
+
 
 # With these verl 0.9.1's FSDP and transformers 5.10 compute other log-probs than the model's, and say nothing, or end
 # in their workers. Facts are a `ModelSetup`.
@@ -72,7 +113,7 @@ def check_model(config: DictConfig) -> None:
     model, wrong = load_by_verl(config), WRONG_LOG_PROBS if config.model_engine == "dp" else ()
     check_each(
         [
-            partial(check_rules, wrong, model_setup(config, model), config),
+            partial(check_rules, wrong, ModelSetup.of(config, model), config),
             partial(_check_output_layer, config, model),
             partial(_check_context, config, model),
         ]

@@ -102,18 +102,6 @@ def check_resume(config: DictConfig) -> str:
     return f"resumes from {trainer.resume_from_path}" if trainer.resume_from_path else ""
 
 
-def how_to_go_on(config: DictConfig) -> str:
-    """For a run that was interrupted: from where, and by what command."""
-    trainer = config.trainer
-    root = Path(trainer.default_local_dir).expanduser().absolute()
-    newest = _first_complete(checkpoint_folders(root))
-    if newest is None:
-        often = "" if trainer.save_freq > 0 else f" (trainer.save_freq={trainer.save_freq})"
-        return f"{root} holds no complete checkpoint{often}: the same command begins at step 1"
-    option = "" if trainer.resume_mode == "auto" else " with trainer.resume_mode=auto"
-    return f"the same command{option} goes on from {newest}"
-
-
 def _check_named(config: DictConfig) -> Path:
     folder = Path(config.trainer.resume_from_path).expanduser().absolute()
     try:

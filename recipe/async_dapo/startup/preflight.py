@@ -87,14 +87,10 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
     from .model_check import check_model
     from .output_check import check_output_folders, check_resume
     from .reward_check import check_reward
-    from .rules import check_options, stale_pool
+    from .rules import check_options
     from .verl_options import check_by_verl, check_engine_arguments, check_verl_options
 
     rows: list[dict[str, Any]] = []  # one of each data source, to try the reward function on
-
-    def together() -> str:
-        said, warning = check_options(config, options), stale_pool(options)
-        return WARNING + warning if warning else said
 
     def data() -> str:
         found, left_out = check_data(config, options)
@@ -103,7 +99,7 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
 
     return {
         "verl's options": partial(check_verl_options, config),
-        "options together": together,
+        "options together": partial(check_options, config, options),
         "vLLM's arguments": partial(check_engine_arguments, config),
         "verl's own checks": partial(check_by_verl, config),
         "output folders": partial(check_output_folders, config),

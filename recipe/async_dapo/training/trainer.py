@@ -69,7 +69,7 @@ from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from . import one_update
-from .agreement import newest_tokens, setup_of
+from .agreement import newest_tokens
 from .checkpoints import KeptCheckpoints, from_frames, to_frames
 from .engine_manager import EngineManager
 from .importance_sampling import importance_metrics, importance_sums, truncated_weights
@@ -280,7 +280,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         with self._bypassing(False):
             batch = super()._compute_old_log_prob(batch, metrics)
         self._newest += newest_tokens(batch, step=self.global_steps, keeps_kv=self.options.keeps_kv)
-        warning = judge(self._newest, setup=partial(setup_of, self.config))
+        warning = judge(self._newest)
         self._has_judged_engines = warning is not None
         if warning:
             logger.warning("step %d: %s", self.global_steps, warning)
