@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 
-from benchmarks.support.router import router_options
 from recipe.async_dapo.engines import server as server_module
 from recipe.async_dapo.engines.lives import EngineLives
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
@@ -14,6 +13,7 @@ from recipe.async_dapo.engines.server_actor import ServerActor
 from ..support.balancer_world import acquire, balancer, handles, is_quiet, release
 from ..support.client_world import LENGTH_TOK, assert_whole, world
 from ..support.fakes import FakeHandle, ScriptedServer, token_at
+from ..support.router import router_options
 from ..support.scripted_engine import ScriptedEngine, start_server
 from ..support.simulation import at_each, now_s, settle
 
@@ -225,8 +225,8 @@ async def test_given_an_agent_loop_that_generates_twice_in_parallel_under_one_id
 
 
 def test_given_an_engine_at_the_address_of_a_lost_one_when_it_joins_then_it_lives_and_the_lost_one_still_counts():
-    lives = EngineLives({}, timeout_s=1.0, on_lost=lambda address: None)
-    lives.explain("10.0.0.1:5", "died: killed")
+    lives = EngineLives({"10.0.0.1:5": FakeHandle(None)}, timeout_s=1.0, on_lost=lambda address: None)
+    lives.lose("10.0.0.1:5", "died: killed")
     lives.join("10.0.0.1:5", FakeHandle(None))
     assert list(lives.alive) == ["10.0.0.1:5"] and "10.0.0.1:5" not in lives.lost
     assert list(lives.lost.values()) == ["10.0.0.1:5 died: killed"]

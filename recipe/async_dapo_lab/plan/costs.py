@@ -5,8 +5,9 @@ from math import ceil
 from typing import Any
 
 from ...async_dapo.config.values import ConfigError
-from ...async_dapo.core.trainer_memory import Gpu
-from .hardware import Accelerator, ModelShape
+from .hardware import Accelerator
+from .model_size import ModelShape
+from .trainer_memory import Gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
