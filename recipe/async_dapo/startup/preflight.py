@@ -91,14 +91,15 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
     from .model_check import check_memory, check_model
     from .output_check import check_output_folders, check_resume
     from .reward_check import check_reward
-    from .rules import check_options, stale_pool
+    from .rules import check_options, few_workers, stale_pool
     from .verl_options import check_by_verl, check_engine_arguments, check_verl_options
 
     rows: list[dict[str, Any]] = []  # one of each data source, to try the reward function on
 
     def together() -> str:
-        said, warning = check_options(config, options), stale_pool(options)
-        return WARNING + warning if warning else said
+        said = check_options(config, options)
+        warnings = [warning for warning in (stale_pool(options), few_workers(config)) if warning]
+        return WARNING + "; ".join(warnings) if warnings else said
 
     def data() -> str:
         found, left_out = check_data(config, options)
