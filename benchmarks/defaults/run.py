@@ -2,9 +2,8 @@
 
 The default is this recipe's yaml as it is. Hand-tuned rows are those of the planner's sweep that are not slower than
 others by construction: partial and stale KV under two stop rules, and discard that drains, with two pool sizes around
-what fills the KV cache. `default, capped` has `max_partial_share` at the share that verl's colocate_async has.
-`default, equal share` has the loosest cap with which the share is not above that: the share that a cap leads to lies
-below the cap.
+what fills the KV cache. `default, equal share` has the loosest cap (`max_partial_share`) with which the share of older
+tokens is not above that of verl's colocate_async: the share that a cap leads to lies below the cap.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,25 +33,19 @@ from .settings import Setting
 KINDS = ("baseline", "default", "tuned")
 STALE_KV, COLOCATE = "default, stale KV", "verl colocate_async"
 COLOCATE_ALIKE = "verl colocate_async, no pass"  # `bypass`: as a step of one update is trained here
-DEFAULT, CAPPED, EQUAL_SHARE = "default", "default, capped", "default, equal share"
+DEFAULT, EQUAL_SHARE = "default", "default, equal share"
 CAPS = tuple(percent / 100 for percent in range(10, 100, 5))  # tried for an equal share
 
 
 def candidates(setting: Setting) -> list[tuple[str, Candidate]]:
     """(kind, system) of a setting, but for the one that needs another's result."""
     scenario = setting.scenario()
-    pools = pool_sizes(scenario)
-    tuned = [
-        *recipe_candidates(
-            scenario,
-            strategies=[RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV],
-            stop_rules=[StopRuleName.FIRST_COMPLETED, StopRuleName.FIFO],
-            concurrency=pools,
-        ),
-        *recipe_candidates(
-            scenario, strategies=[RolloutStrategy.DISCARD], stop_rules=[StopRuleName.DRAIN], concurrency=pools
-        ),
-    ]
+    tuned = recipe_candidates(
+        scenario,
+        strategies=[RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV, RolloutStrategy.DISCARD],
+        pool_sizes=pool_sizes(scenario),
+    )
+    tuned = [one for one in tuned if one.strategy != RolloutStrategy.DISCARD or one.stop_rule == StopRuleName.DRAIN]
     alike = verl_colocate_async(groups=setting.groups)
     alike = replace(alike, name=COLOCATE_ALIKE, habits=replace(alike.habits, always_scores=False))
     beside = [] if setting.grid else [("default", ours(STALE_KV, rollout_strategy="partial_stale_kv"))]
@@ -140,12 +133,6 @@ def run(
         if is_missing(setting, candidate.system.name)
     ]
     _measure_all(file, rows, jobs=jobs, say=say, measure_one=_measure_row)
-    capped = [
-        (setting, "default", ours(CAPPED, max_partial_share=_share(file, setting)))
-        for setting in settings
-        if not setting.grid and is_missing(setting, CAPPED) and file.has(setting=str(setting), system=COLOCATE)
-    ]
-    _measure_all(file, capped, jobs=jobs, say=say, measure_one=_measure_row)
     equal = [
         (setting, _share(file, setting))
         for setting in settings

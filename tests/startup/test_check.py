@@ -127,8 +127,8 @@ def test_given_a_key_that_does_not_exist_when_checked_then_nothing_else_is(files
 
 
 def test_given_an_accelerator_that_is_not_known_when_checked_then_the_known_ones_are_named(files, capsys):
-    assert check.main([*valid_overrides(files), "rehearsal.accelerator=h10"]) == 1
-    assert lines(capsys)[0].startswith("BAD  overrides              accelerator=h10: unknown; did you mean h100?")
+    assert check.main([*valid_overrides(files), "trainer.device=cuda", "rehearsal.accelerator=h10"]) == 1
+    assert lines(capsys)[-1].startswith("BAD  in words               accelerator=h10: unknown; did you mean h100?")
 
 
 def test_flags_are_no_overrides(capsys):
@@ -148,6 +148,7 @@ def run_on_gpus(files: Path) -> ComposeRun:
     [
         (["rehearsal.accelerator=h100"], "8 engines of 1 x h100 (assumed: no GPU here, rehearsal.accelerator=h100)"),
         (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "4 engines of 2 x h100"),
+        (["actor_rollout_ref.rollout.agent.num_workers=1"], "Set actor_rollout_ref.rollout.agent.num_workers=2: one for"),
         (["async_dapo.rollout_pool_size=96"], " 96 requests in flight."),
         (
             ["async_dapo.rollout_pool_size=null", "async_dapo.max_concurrent_prompts=2"],

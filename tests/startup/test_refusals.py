@@ -18,7 +18,7 @@ from recipe.async_dapo.config.values import ConfigError, ConfigErrors
 from recipe.async_dapo.startup import rules
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, findings
-from recipe.async_dapo.startup.rules import CHOICES, RULES, Run, few_workers
+from recipe.async_dapo.startup.rules import CHOICES, RULES, Run
 from recipe.async_dapo.startup.verl_options import (
     FIXED,
     IGNORED,
@@ -320,23 +320,6 @@ def test_the_client_knows_whatever_drafts_so_that_it_refuses_stop_strings(run, o
 def test_what_hydra_refuses_is_told_in_its_words(override, said):
     with pytest.raises(ConfigError, match=said):
         compose_overrides(["data.train_batch_size=8", override])
-
-
-@pytest.mark.parametrize(("size", "warns"), [(16, False), (5_000, True)])
-def test_given_a_fixed_pool_then_the_start_warns_of_one_that_staleness_does_not_allow(run, size, warns):
-    config = run(f"async_dapo.rollout_pool_size={size}", "async_dapo.max_staleness=1")
-    [note] = [found.note for found in findings(config) if found.name == "options together"]
-    assert note.startswith(f"warning: async_dapo.rollout_pool_size={size}: ") == warns
-
-
-@pytest.mark.parametrize(("workers", "engines", "wanted"), [(1, 4, ""), (1, 5, "set 2, "), (8, 40, "set 10, ")])
-def test_given_more_than_four_engines_for_a_worker_then_the_start_says_how_many_workers_to_set(
-    run, workers: int, engines: int, wanted: str
-) -> None:
-    key = "actor_rollout_ref.rollout.agent.num_workers"
-    size = [f"trainer.n_gpus_per_node={engines}", "actor_rollout_ref.rollout.tensor_model_parallel_size=1"]
-    said = few_workers(run(*size, f"{key}={workers}"))
-    assert said.startswith(f"{key}={workers}: ") and wanted in said if wanted else not said
 
 
 OWN = [f"async_dapo.{name}" for name in compose_run([]).async_dapo]

@@ -25,7 +25,6 @@ from ..config.options import (
     engine_gpus,
     gpus_per_engine,
     needs_bypass_loss,
-    num_engines,
     training_gpus,
 )
 from ..config.values import (
@@ -43,8 +42,6 @@ from ..config.values import (
 )
 from ..core.leases import MAX_PENDING_CALLS, server_calls
 from .verl_options import MEGATRON_SIZES, VEOMNI_SIZE, listed
-
-ENGINES_PER_WORKER = 4
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _CORRECTION, _REWARD = "actor_rollout_ref.model.", "algorithm.rollout_correction.", "reward.reward_kwargs."
@@ -484,26 +481,3 @@ def _check_threshold(run: Run, key: str, parse: Callable[[Run, Any], Any], wante
         parse(run, value := run.get(key))
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(key, value, f"verl says: {str(error).rstrip('.')}; set {wanted}") from error
-
-
-def stale_pool(options: AsyncDAPOConfig) -> str:
-    """What to say of a pool of a fixed size, which is the user's, where `auto` would hold less; else nothing."""
-    bound = options.round_size().staleness_bound(1.0) if options.most_trainable is not None else None
-    if bound is None or options.fixed_pool_size is None or options.fixed_pool_size <= bound:
-        return ""
-    return (
-        f"async_dapo.rollout_pool_size={options.fixed_pool_size}: with responses of half their limit, more than "
-        f"{bound} trajectories in flight pass async_dapo.max_staleness={options.max_staleness} before they are "
-        "trained, and tokens are masked or thrown away; set auto, or raise async_dapo.max_staleness"
-    )
-
-
-def few_workers(config: DictConfig) -> str:
-    """What to say where the processes that send requests would hold up the engines; else nothing."""
-    workers, wanted = config.actor_rollout_ref.rollout.agent.num_workers, -(-num_engines(config) // ENGINES_PER_WORKER)
-    if workers >= wanted:
-        return ""
-    return (
-        f"actor_rollout_ref.rollout.agent.num_workers={workers}: each is one process that sends requests, for "
-        f"{num_engines(config)} engines in all; set {wanted}, one for {ENGINES_PER_WORKER} engines"
-    )
