@@ -148,7 +148,7 @@ def run_on_gpus(files: Path) -> ComposeRun:
     [
         (["rehearsal.accelerator=h100"], "8 engines of 1 x h100 (assumed: no GPU here, rehearsal.accelerator=h100)"),
         (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "4 engines of 2 x h100"),
-        (["actor_rollout_ref.rollout.agent.num_workers=1"], "Set actor_rollout_ref.rollout.agent.num_workers=2: one for"),
+        (["actor_rollout_ref.rollout.agent.num_workers=1"], "agent.num_workers=2: one for 4 engines"),
         (["async_dapo.rollout_pool_size=96"], " 96 requests in flight."),
         (
             ["async_dapo.rollout_pool_size=null", "async_dapo.max_concurrent_prompts=2"],
