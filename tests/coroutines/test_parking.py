@@ -70,17 +70,6 @@ def test_given_a_ticket_then_it_carries_no_tokens_whether_a_worker_or_a_checkpoi
         assert (ticket.unfinished, ticket.is_attached) == (2, True)
 
 
-@pytest.mark.parametrize("protocol", [4, 5])
-def test_given_tokens_when_they_are_pickled_then_they_come_back_and_leave_as_buffers_where_the_protocol_has_them(
-    protocol: int,
-) -> None:
-    group, buffers = interrupted_group(), list[pickle.PickleBuffer]()
-    pickled = pickle.dumps(group, protocol, buffer_callback=buffers.append if protocol == 5 else None)
-    assert pickle.loads(pickled, buffers=[bytes(buffer.raw()) for buffer in buffers]) == group
-    tokens_bytes = 8 * LENGTH_TOK
-    assert (len(pickled) < tokens_bytes) == (protocol == 5) == (sum(len(b.raw()) for b in buffers) == tokens_bytes)
-
-
 def test_given_a_group_without_tokens_then_the_ticket_carries_it() -> None:
     group = PromptGroup(uid="new", prompt={"index": 0}, drawn_at_step=1, trajectories=[Trajectory(session_id=0)])
     ticket = parking.ticket_of(group)

@@ -6,12 +6,10 @@ is continued from its tokens. A single-turn loop has one turn. What else the loo
 is in its journal.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from pickle import PickleBuffer
-from typing import Any, SupportsIndex
+from dataclasses import dataclass, field
+from typing import Any
 
 from .journal import Call
 from .summed import Summed
@@ -21,31 +19,8 @@ class BrokenRecord(RuntimeError):
     """An engine's answer has a token without log-prob or policy version: no prompt is to blame."""
 
 
-class WithBuffers:
-    """Base of dataclasses whose arrays are pickled as buffers: Ray's object store takes these as they are, where it
-    would copy an array's own pickle twice more.
-    """
-
-    __slots__ = ()
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        if int(protocol) < 5:  # the first with buffers
-            return object.__reduce_ex__(self, protocol)
-        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
-        arrays = {name: value for name, value in values.items() if isinstance(value, array)}
-        buffers = [(name, value.typecode, PickleBuffer(value)) for name, value in arrays.items()]
-        return _from_buffers, (type(self), {name: values[name] for name in values.keys() - arrays.keys()}, buffers)
-
-
-def _from_buffers(kind: type, values: dict[str, Any], buffers: list[tuple[str, str, PickleBuffer]]) -> Any:
-    for name, typecode, buffer in buffers:
-        values[name] = array(typecode)
-        values[name].frombytes(buffer)
-    return kind(**values)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment(WithBuffers):
+class Segment:
     """Consecutive tokens that one policy version sampled."""
 
     policy_version: int

@@ -11,12 +11,12 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..calls import SampledTokens
 from ..config.values import ConfigError
-from ..core.trajectory import BrokenRecord, WithBuffers
+from ..core.trajectory import BrokenRecord
 from ..record.plain_values import AGENT_LOOP, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedOutput(WithBuffers):
+class PackedOutput:
     """An agent loop's output with its token lists as compact arrays: 9 bytes a response token.
 
     `stamps`: (policy version, tokens) of the tokens that its mask says the policy has sampled, in order.
