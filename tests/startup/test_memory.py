@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trainer_memory import Gpu
-from recipe.async_dapo.startup.model_check import check_memory
+from recipe.async_dapo.startup.model_check import check_host_memory, check_memory
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 
 STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.rollout.free_cache_engine=False")
@@ -79,6 +80,14 @@ def test_given_no_gpu_in_sight_when_checked_then_the_assumed_one_is_named_in_a_w
     assert "do not fit on h200 (assumed: no GPU here) of 141 GB" in check_memory(on_gpus("trainer.n_gpus_per_node=1"))
     h100 = Gpu(name="h100", memory_gb=80)
     assert "do not fit on h100 of 80 GB" in check_memory(on_gpus(*STALE_KV, FULL), h100)
+
+
+@pytest.mark.parametrize(("gib", "gpus", "fits"), [(7, 8, True), (9, 8, False), (9, 2, True), ("null", 8, True)])
+def test_host_memory_for_kv_that_a_node_does_not_have_is_refused(on_gpus, an_80_gb_gpu, monkeypatch, gib, gpus, fits):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=64 * 2**30))
+    config = on_gpus(f"async_dapo.host_kv_gib={gib}", f"trainer.n_gpus_per_node={gpus}")
+    with nullcontext() if fits else pytest.raises(ConfigError, match=r"host_kv_gib=9: .* 64 GiB .* at most 8, less"):
+        check_host_memory(config)
 
 
 def test_given_a_warning_when_a_run_starts_then_it_is_logged(run, monkeypatch, caplog):

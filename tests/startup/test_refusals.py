@@ -87,6 +87,11 @@ rollout.nnodes=1 -> separate
 separate rollout.n_gpus_per_node=3 rollout.tensor_model_parallel_size=2 -> rollout.n_gpus_per_node=4
 rollout.tensor_model_parallel_size=2 -> trainer.n_gpus_per_node=2
 async_dapo.rollout_strategy=partial_stale_kv -> rollout.free_cache_engine=False
+async_dapo.host_kv_gib=1 -> async_dapo.rollout_strategy=partial_stale_kv
+host_kv rollout.enable_prefix_caching=False -> rollout.enable_prefix_caching=True
+host_kv vllm.kv_transfer_config={kv_connector:a} -> vllm.kv_transfer_config=null
+host_kv vllm.kv-offloading-size=4 -> vllm.kv-offloading-size=null
+host_kv vllm.decode_context_parallel_size=2 -> vllm.decode_context_parallel_size=1
 +rollout.enable_sleep_mode=False -> rollout.free_cache_engine=False
 separate model.lora_rank=8 -> model.lora.merge=True
 megatron separate model.lora.rank=8 -> model.lora.merge=True
@@ -148,6 +153,7 @@ SHORT = {
     "ngram": "vllm.speculative_config={method:ngram,num_speculative_tokens:3}",
     "head": "model.mtp.enable=True model.mtp.enable_rollout=True",
     "stale_kv": "async_dapo.rollout_strategy=partial_stale_kv rollout.free_cache_engine=False",
+    "host_kv": "async_dapo.rollout_strategy=partial_stale_kv async_dapo.host_kv_gib=1",
     "reward_model": "reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True "
     "reward.reward_model.rollout.free_cache_engine=False",
     "overlong": "overlong.enable=True overlong.len=8",

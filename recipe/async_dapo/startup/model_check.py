@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
@@ -94,6 +95,7 @@ def check_model(config: DictConfig) -> None:
         [
             partial(check_rules, wrong, model_setup(config, model), config),
             partial(_check_output_layer, config, model),
+            partial(_check_host_kv, config, model),
             partial(_check_context, config, model),
         ]
     )
@@ -114,6 +116,17 @@ def _check_output_layer(config: DictConfig, model: Any) -> None:
             _MODEL + "path",
             "its config.json has tie_word_embeddings=true, and its checkpoint an output layer of its own, which "
             "engines would leave out; set it to false",
+        )
+
+
+def _check_host_kv(config: DictConfig, model: Any) -> None:
+    """Blocks of tokens go to host memory; a layer that runs on has one state, of all tokens so far."""
+    if config.async_dapo.host_kv_gib is not None and (found := model_setup(config, model).layers & _RUN_ON):
+        raise refused(
+            config,
+            "async_dapo.host_kv_gib",
+            f"the model has layers of {', '.join(sorted(found))}, whose state is not kept; set null, and "
+            "async_dapo.rollout_strategy=partial",
         )
 
 
@@ -184,6 +197,23 @@ def check_memory(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> str:
     if is_certain:
         raise error
     return str(error)
+
+
+def check_host_memory(config: DictConfig) -> None:
+    """On this machine, where engines may run on it.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    gib, gpus = config.async_dapo.host_kv_gib, config.trainer.n_gpus_per_node
+    free_gib = psutil.virtual_memory().available / 2**30
+    if gib is not None and gib * gpus > free_gib and (gpu_here() or config.trainer.device == "cpu"):
+        raise ConfigError(
+            "async_dapo.host_kv_gib",
+            gib,
+            f"for each of the {gpus} GPUs of a node; {free_gib:.0f} GiB of host memory are free here; set at most "
+            f"{free_gib / gpus:.0f}, less what trainer.n_gpus_per_node training workers offload",
+        )
 
 
 def gpu_here() -> Gpu | None:

@@ -88,7 +88,7 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
     """The checks of a run by their names, in order. They are imported here, once the versions have been looked at."""
     from .agent_loop_check import check_agent_loop
     from .data_check import check_data
-    from .model_check import check_memory, check_model
+    from .model_check import check_host_memory, check_memory, check_model
     from .output_check import check_output_folders, check_resume
     from .reward_check import check_reward
     from .rules import check_options, stale_pool
@@ -120,5 +120,6 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
         "data": data,
         "model": partial(check_model, config),
         "memory": memory,
+        "host memory": partial(check_host_memory, config),
         "reward function": partial(check_reward, config, options, rows),
     }

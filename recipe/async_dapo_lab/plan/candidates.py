@@ -30,7 +30,7 @@ SAMPLE = 4096  # prompts
 
 SPLITS = (0.8, 0.9, 1.0)  # servers whose GPUs train, over those that would be done when the others are
 DRAFTS, COLOCATE_WITH_DRAFTS = "async_dapo.drafts", "colocate_async with these drafts"  # which verl has not
-CAP = "async_dapo.max_partial_share"
+CAP, HOST_KV = "async_dapo.max_partial_share", "async_dapo.host_kv_gib"
 VLLM_CALL_LIMIT = 1000  # a server actor's concurrent calls: max_loads_per_server must stay below
 
 FSDP = "actor_rollout_ref.actor.fsdp_config."
@@ -127,6 +127,11 @@ class Candidate:
             not changes and self.strategy == RolloutStrategy.PARTIAL and self.stop_rule == StopRuleName.FIRST_COMPLETED
         )
 
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether the KV cache takes memory from training."""
+        return self.strategy == RolloutStrategy.PARTIAL_STALE_KV and HOST_KV not in self.system.overrides
+
 
 def verl_reference(scenario: Scenario) -> Candidate:
     """What speed-ups refer to: verl's sync mode."""
@@ -183,7 +188,8 @@ def recipe_candidates(
                 continue  # nothing is interrupted, so there is nothing to keep: the same as discard
             if rule is StopRuleName.FIFO and strategy is RolloutStrategy.CONSISTENT:
                 continue  # it awaits whatever runs under either rule
-            row = partial(_row, strategy, rule)
+            is_copied = strategy is RolloutStrategy.PARTIAL_STALE_KV and scenario.host_kv_gib is not None
+            row = partial(_row, strategy, rule, host_kv={"host_kv_gib": scenario.host_kv_gib} if is_copied else {})
             rows.append(row("auto", {}))
             rows += [row(str(size), pool_options(scenario, size), concurrency=size) for size in concurrency]
     if scenario.drafts_accepted is None:
@@ -202,16 +208,22 @@ def with_drafts(system: System, name: str | None = None) -> System:
 
 
 def _row(
-    strategy: RolloutStrategy, rule: StopRuleName, ending: str, options: Mapping[str, Any], **traits: Any
+    strategy: RolloutStrategy,
+    rule: StopRuleName,
+    ending: str,
+    options: Mapping[str, Any],
+    *,
+    host_kv: Mapping[str, Any],
+    **traits: Any,
 ) -> Candidate:
     """
     Args:
         ending: of its name.
-        options: of the `async_dapo` node, beside strategy and stop rule.
+        options: of the `async_dapo` node, beside strategy and stop rule; `host_kv`: that of the same name.
         traits: of the candidate, by name.
     """
     chosen = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
-    system = recipe(f"{strategy} {rule} {ending}", **chosen, **options)
+    system = recipe(f"{strategy} {rule} {ending}", **chosen, **options, **host_kv)
     return Candidate(system=system, strategy=strategy, stop_rule=rule, **traits)
 
 
@@ -271,13 +283,13 @@ def fitting(scenario: Scenario, candidates: Sequence[Candidate]) -> Fit:
             f"more GPUs, or actor.strategy=fsdp2 with {FSDP}offload_policy=True"
         )
     limit = trainer.engine_share(memory_bytes, keeps_kv=True)
-    if asked > limit and any(map(_keeps_kv, kept)):
-        most = f"set at most {limit:.2f}" if limit > 0 else "use more GPUs"
+    if asked > limit and any(one.keeps_kv for one in kept):
+        most = f"set at most {limit:.2f}, or host_kv_gib" if limit > 0 else "set host_kv_gib, or use more GPUs"
         why = (
             f"{RolloutStrategy.PARTIAL_STALE_KV} keeps the KV cache while the trainer runs, which takes "
             f"{_parts(trainer)} of each GPU's {scenario.accelerator.memory_gb:g} GB; {most}"
         )
-        kept = [one for one in kept if not _keeps_kv(one)]
+        kept = [one for one in kept if not one.keeps_kv]
         if not any(not one.is_baseline for one in kept):
             raise ConfigError("gpu_memory_utilization", asked, f"{why}, or add another of strategies")
         notes.append(f"left out: {RolloutStrategy.PARTIAL_STALE_KV}: gpu_memory_utilization={asked:g}: {why}")
@@ -307,10 +319,6 @@ def _trainer_alone_fits(scenario: Scenario, candidate: Candidate, memory_bytes: 
         return True  # on all GPUs: said once, and not a row's fault
     trainer = trainer_memory(scenario, gpus=servers * scenario.tensor_parallel_size)
     return trainer.engine_share(memory_bytes, keeps_kv=False) > 0
-
-
-def _keeps_kv(candidate: Candidate) -> bool:
-    return candidate.strategy == RolloutStrategy.PARTIAL_STALE_KV
 
 
 def _parts(trainer: TrainerMemory) -> str:

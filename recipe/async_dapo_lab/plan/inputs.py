@@ -111,6 +111,9 @@ class Inputs:
         float | None, "drafted tokens that a request has accepted in a step, on average [tokens]; null = no drafts"
     ] = None
     drafts_accepted_ratio: Annotated[float, "share of the drafted tokens that are accepted [0-1]"] = 0.4
+    host_kv_gib: Annotated[
+        float | None, "async_dapo.host_kv_gib of partial_stale_kv [GiB a GPU]; null = its engines do not sleep"
+    ] = None
     strategies: Annotated[list[RolloutStrategy] | None, f"to try, of {', '.join(RolloutStrategy)}; null = all"] = None
     stop_rules: Annotated[list[StopRuleName] | None, f"to try, of {', '.join(StopRuleName)}; null = all"] = None
     concurrency: Annotated[list[int] | None, "fixed pool sizes to try, too [trajectories]"] = None

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...async_dapo.config.values import RolloutStrategy
 from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from .candidates import CAP, Candidate
 from .sweep import Row
@@ -63,7 +62,7 @@ class Recommendation:
             self.row.candidate.system.overrides
         )
         lines = [f"{key}={'null' if value is None else value}" for key, value in options.items()]
-        if _keeps_kv(self.row):
+        if self.row.candidate.keeps_kv:
             lines.append("actor_rollout_ref.rollout.free_cache_engine=False")
         return [*lines, *self.trainer_overrides]
 
@@ -191,7 +190,13 @@ def _best(rows: Sequence[Row]) -> Row:
     fastest = max(row.speed_up for row in rows)
     equals = [row for row in rows if row.speed_up >= (1 - NOISE) * fastest]
     return min(
-        equals, key=lambda row: (_keeps_kv(row), not row.candidate.is_default, row.mean.off_policy_ratio, -row.speed_up)
+        equals,
+        key=lambda row: (
+            row.candidate.keeps_kv,
+            not row.candidate.is_default,
+            row.mean.off_policy_ratio,
+            -row.speed_up,
+        ),
     )
 
 
@@ -239,8 +244,3 @@ def _traits(row: Row) -> str:
         f"off-policy {mean.off_policy_ratio:.2f}, staleness {mean.staleness_mean:.2f}, waste {mean.waste_ratio:.2f}, "
         f"trained / natural length {row.length_bias:.2f}"
     )
-
-
-def _keeps_kv(row: Row) -> bool:
-    """Whether the KV cache takes memory from training."""
-    return row.candidate.strategy == RolloutStrategy.PARTIAL_STALE_KV

@@ -40,6 +40,7 @@ class Scenario:
     update_s: float = 5.0  # engines to sleep and back, and their new weights
     constants: ServerConstants = field(default_factory=ServerConstants)
     measured: MeasuredCosts | None = None  # in place of constants
+    host_kv_gib: float | None = None  # of each GPU, for `partial_stale_kv`; everything is taken to have room there
     drafts_accepted: float | None = None  # tokens of a request and step; None = nothing is simulated with drafts
     drafts_accepted_ratio: float = 0.4  # of the drafted tokens
     seed: int = 0
@@ -106,6 +107,16 @@ class Scenario:
         )
         cost = cost if self.measured is None else self.measured.apply(cost)
         return cost.with_drafts(self._draft_cost()) if drafts else cost
+
+    @property
+    def copy_share(self) -> float:
+        """Of the prefill of a token: to copy its KV cache to host memory and back, as if its engine did nothing else
+        meanwhile. Above 1 it would be prefilled.
+        """
+        bytes_per_s = 1e9 * self.constants.host_gb_s * self.tensor_parallel_size
+        copies_s = 2 * self.model.copied(self.tensor_parallel_size).kv_bytes_per_token / bytes_per_s
+        prefill_s = self.step_cost().prefill_token_s
+        return min(1.0, copies_s / prefill_s) if prefill_s else 0.0  # what was measured may hold it elsewhere
 
     def _draft_cost(self) -> DraftCost:
         if self.drafts_accepted is None:
