@@ -118,7 +118,8 @@ class StampingEngine:
     The output is read in increments, so that the front end's work per token does not grow with the length of the
     response, and as mere numbers: no text, unless a stop string is looked for, and no object per token. Every
     increment is recorded with the policy version under which it arrived. Prompts are salted with that version, so that
-    no request meets prefix-cache entries of older weights, or with the one that began a trajectory that may meet its own.
+    no request meets prefix-cache entries of older weights; or with the one that began the trajectory, if it may meet
+    its own.
 
     Args:
         policy_version: what the engine's weights are now.

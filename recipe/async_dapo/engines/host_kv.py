@@ -1,8 +1,8 @@
 """KV of interrupted requests in host memory: they go on with it after their engine has slept.
 
-A KV connector of vLLM's, named by its module, that is loaded in the engine's processes. vLLM's own connector, of which
-it is a kind, copies blocks while requests run: after a while the first blocks of the longest requests, without which
-the others are of no use, would be those that were copied longest ago, and thrown away. Here blocks are copied when their
+This is a KV connector of vLLM's, which the engine's processes load by the name of its module. vLLM's own connector, of
+which it is a kind, copies blocks while requests run. The first blocks of the longest requests, without which the others
+are of no use, would be those that were copied longest ago, and thrown away first. Here blocks are copied when their
 request is interrupted:
 
     stop       requests are aborted: their whole blocks are held, and the engine goes on taking empty steps

@@ -1,4 +1,4 @@
-"""vLLM plugin: four places where the CPU build loses what a training run needs; each is mended once per process."""
+"""vLLM plugin: five places where the CPU build loses what a training run needs; each is mended once per process."""
 
 import os
 from functools import wraps
@@ -15,6 +15,7 @@ def register() -> None:
         _keep_experts_loadable()
         _hand_temperatures_to_drafts()
         _copy_blocks_without_streams()
+        _let_engines_sleep()
 
 
 def _keep_weights_loadable() -> None:
@@ -72,6 +73,13 @@ def _copy_blocks_without_streams() -> None:
     from .host_copies import CopiesAtOnce
 
     simple_cpu_offload_connector.SimpleCPUOffloadWorker = CopiesAtOnce
+
+
+def _let_engines_sleep() -> None:
+    """vLLM refuses it on a CPU, where an engine that sleeps would keep its memory: all else of sleep it does."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    CpuPlatform.is_sleep_mode_available = lambda _: True
 
 
 class RepeatForDrafts:
