@@ -19,13 +19,13 @@ mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' 
 shellcheck --external-sources "${scripts[@]}"
 bash docs/build.sh
 
-# What may run beside what: `ORDER` in tests/conftest.py, and the locks in tests/e2e/conftest.py.
-in_two_lanes=(--numprocesses 2 --dist loadfile --no-loadscope-reorder)
+# Two lanes for two cores, and a third one where trainings wait for their processes: `Lanes` in tests/conftest.py.
+in_lanes=(--dist loadfile --no-loadscope-reorder --numprocesses)
 # Folders that are named would be loaded, and verl with them, in the process that only divides the work, too.
 not_fast=(--ignore=tests/{cpu,e2e,gpu_check,ray,scripts,startup})
 [[ ${1:-} == --fast ]] || pip install -qq --disable-pip-version-check --no-deps -r requirements/drafts.txt
 case ${1:-} in
-  --fast) HYPOTHESIS_PROFILE=few pytest "${in_two_lanes[@]}" "${not_fast[@]}" -m "not slow" "${@:2}" ;;
-  "" | --nightly) pytest "${in_two_lanes[@]}" "$@" ;;
+  --fast) HYPOTHESIS_PROFILE=few pytest "${in_lanes[@]}" 2 "${not_fast[@]}" -m "not slow" "${@:2}" ;;
+  "" | --nightly) pytest "${in_lanes[@]}" 3 "$@" ;;
   *) pytest "$@" ;;
 esac

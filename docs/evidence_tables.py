@@ -9,32 +9,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.control_plane import summary as control_plane
-from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
-from benchmarks.drafts import summary as drafts
-from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.faults import summary as faults
-from benchmarks.frontier import summary as frontiers
 from benchmarks.learning import alarm
 from benchmarks.learning import summary as learning
-from benchmarks.plan import summary as plan
-from benchmarks.selection import summary as selection
-from benchmarks.separate import summary as separate
 from benchmarks.side_by_side import summary as side_by_side
-from benchmarks.strategies import summary as strategies
 from benchmarks.support.tables import markdown
 
 ASSETS = Path(__file__).parents[1] / "assets"
-QUICK_START, BETWEEN_ROUNDS = ASSETS / "quickstart" / "runs.csv", ASSETS / "between_rounds" / "runs.csv"
+QUICK_START = ASSETS / "quickstart" / "runs.csv"
 GRID = {
     "setting": "Simulated setting",
     "of_sync": "Of sync",
     "of_colocate": "Of colocate_async",
     "equal_of_colocate": "The same at equal share",
 }
-ACTORS = ["Actor", "In flight", "Servers", "CPU per trajectory [ms]", "Peak memory [MB]"]
-STRATEGIES = ["Task", "Strategy, stop rule", "Accuracy after", "Waste", "Length trained / dispatched"]
 SIDES = {side_by_side.SYNC: "Of sync", side_by_side.SHORT_POLL: "Of colocate_async"}
 STEP, RATE = ["ratio", "lowest", "highest"], ["rate", "rate_lowest", "rate_highest"]
 EQUAL_LIMITS = (
@@ -46,10 +35,6 @@ DRAFT_LIMITS = (
     ("Trained tokens/s over colocate_async, short pause", side_by_side.SHORT_POLL, RATE, 1.4),
     ("Trained tokens/s over colocate_async with the same drafts", side_by_side.DRAFTS, RATE, 1.15),
 )
-LIKELY = 0.9  # fewer accepted tokens of a step than this are shown
-TWO_H200 = "2 servers, B=16, n=8, 16K"
-ONE_H100 = "1 H100, B=32, n=8, 4K"
-DEFAULTS, DRAFTED = "partial, defaults", "partial, drafts"
 SEPARATE_PARTIAL = "separate, partial"  # of `side_by_side`
 REFERENCE_ROWS = (
     "verl sync",
@@ -63,11 +48,6 @@ REFERENCE_ROWS = (
     "default, stale KV",
     "discard drain 1024",
 )
-
-
-def separate_table() -> pd.DataFrame:
-    """Engines on GPUs of their own over other systems: a step, and the shares of older tokens."""
-    return separate.summary()
 
 
 def grid() -> str:
@@ -90,11 +70,6 @@ def grid() -> str:
     )
 
 
-def separate_page() -> str:
-    """The planner's table, and what was measured on CPUs."""
-    return f"{markdown(separate_table())}\n{separate_measured()}"
-
-
 def separate_measured() -> str:
     """Engines on GPUs of their own, on the real stack (one each for engine and trainer): over verl's such mode."""
     runs = side_by_side.read_runs()
@@ -109,33 +84,8 @@ def separate_measured() -> str:
     )
 
 
-def separate_rehearsed() -> str:
-    """Rehearsals over the planner's step, with their own verdict on whether they may be believed."""
-    rows = pd.read_csv(separate.FOLDER / "rehearsed.csv")
-    said = "; ".join(
-        f"`{row.strategy}` takes {row.ratio:.3f} of the planned step, off-policy {row.off_policy:.2f}, and "
-        + ("may be believed" if row.is_valid else f"ran late ({row.trainer_late_share:.1%}): not to be believed")
-        for row in rows.itertuples()
-    )
-    return f"Rehearsed ([rehearsed.csv](../assets/separate/rehearsed.csv), {rows['setting'].iloc[0]}): {said}.\n"
-
-
-def separate_in_words() -> str:
-    """Engines on GPUs of their own: over verl's mode of that kind, and over this recipe's colocated rounds."""
-    steps = separate.summary().set_index(["Simulated: separate", "Over"])["Step"]
-    at_verls, at_colocate = (
-        name.removeprefix(f"{separate.OURS}, ") for name in (separate.AT_VERLS, separate.AT_COLOCATE)
-    )
-    return (
-        f"Over verl separate_async {steps[separate.OURS, separate.VERL]:.2f} with older tokens, "
-        f"{steps[at_verls, separate.VERL]:.2f} at its off-policy share; over colocated rounds at equal share "
-        f"{steps[at_colocate, separate.COLOCATED]:.2f}.\n\n"
-        f"{separate_measured()}\n{separate_rehearsed()}"
-    )
-
-
 def reference_setting() -> pd.DataFrame:
-    table = plan.reference_table()
+    table = defaults.reference_table()
     return table[table["System"].isin(REFERENCE_ROWS)]
 
 
@@ -175,7 +125,7 @@ def on_policy_measured() -> str:
 
 def drafts_measured() -> str:
     """With drafts, on the real stack: targets, over verl's colocate_async without and with the same; all systems."""
-    return f"{_with_limits('drafts.csv', DRAFTED, '`partial` with drafts', DRAFT_LIMITS)}\n{_in_full_engines()}\n"
+    return _with_limits("drafts.csv", "partial, drafts", "`partial` with drafts", DRAFT_LIMITS)
 
 
 def equals_measured() -> str:
@@ -204,24 +154,6 @@ def _with_limits(
     base = side_by_side.SHORT_POLL
     systems = _in_turns(runs, base, title="colocate_async", measures=measures, most_drift=most_drift)
     return f"{markdown(targets)}\n{markdown(systems)}\n{_bounds_of(runs)}.\n"
-
-
-def _in_full_engines() -> str:
-    """Tokens a second with drafts over those without, in one engine."""
-    rows = pd.read_csv(drafts.FOLDER / "cost.csv")
-    rows["over"] = rows["with_tok_per_s"] / rows["without_tok_per_s"]
-    rows["accepted"] = rows["accepted_tok"] / rows["generated_tok"]
-    table = rows.groupby(["source", "tail", "temperature"], sort=False).agg(
-        Pairs=("over", "size"),
-        Over=("over", defaults.geometric_mean),
-        Lowest=("over", "min"),
-        Highest=("over", "max"),
-        Accepted=("accepted", "mean"),
-        Drafter=("drafter_ms", "mean"),
-    )
-    titles = {"source": "Drafts", "tail": "Tail", "temperature": "Temperature", "Over": "Tokens/s over without"}
-    titles |= {"Accepted": "Of all tokens, drafted", "Drafter": "Drafter [ms a step]"}
-    return markdown(table.reset_index().rename(columns=titles))
 
 
 def _is_met(measured: float, limit: float, columns: list[str]) -> str:
@@ -254,65 +186,6 @@ def _bounds_of(runs: pd.DataFrame) -> str:
     )
 
 
-def engines() -> str:
-    """Of two H200s; then the defaults on one H100."""
-    table = engine_bound.engine_bound_table(engine_bound.read_runs())
-    shown = table[(table["Setting"] == TWO_H200) & ~table["System"].isin(["verl colocate_async", "partial", DRAFTED])]
-    columns = ["System", "Step [s]", "Of verl async", "Off-policy", "Over planned"]
-    ratios = table.set_index(["Setting", "System"])["Of verl async"]
-    drafted, alone = ratios[TWO_H200, DRAFTED], ratios[ONE_H100]
-    return (
-        f"{markdown(shown[columns].rename(columns={'Of verl async': 'Of colocate_async'}))}\n"
-        f"On one H100 (B=32, n=8, 4K) the defaults take {alone[DEFAULTS]:.2f} of colocate_async's step. "
-        f"With drafts (0.6 accepted, 10 µs a request): {drafted:.2f}, {alone[DRAFTED]:.2f}.\n"
-    )
-
-
-def speedups() -> str:
-    """How far a rehearsed ratio to verl sync's step moves with the speed-up."""
-    table = engine_bound.speedups_table(engine_bound.read_all())
-    changes, valid = 100 * table["Changed"].abs(), table["Valid"].astype(bool)
-    return (
-        f"Speed-ups of {table['Speed-up'].min():g} to {table['Speed-up'].max():g} move the ratios by "
-        f"{changes[valid].max():.0f} %, invalid runs by {changes[~valid].max():.0f} %.\n"
-    )
-
-
-def _calibrated() -> str:
-    table = plan.calibration_table()
-    missed = table[table["Target"] == "missed"]
-    said = ", ".join(
-        f"`{row.Strategy.replace(', ', '` with `')}` ({row.Error.replace(' ', '')})" for row in missed.itertuples()
-    )
-    return (
-        "\nOf the rollouts of the quick start's strategies, calibrated on one of them "
-        f"([file](../../assets/plan/quickstart_predicted.csv)), {len(table) - len(missed)} of {len(table)} are within "
-        f"15 %. Missed: {said}.\n"
-    )
-
-
-def against_papers() -> str:
-    """By source: rows of the planner within the target, and those that are not."""
-    table = plan.published_table()
-    missed = table["Target"] == "missed"
-    said = (table["What"] + " (" + table["Error"].str.replace(" ", "") + ")").where(missed)
-    rows = [
-        {
-            "Source": source,
-            "Rows": len(some),
-            "Within 15 %": (some["Target"] == "met").sum(),
-            "Missed": "; ".join(said[some.index].dropna()),
-        }
-        for source, some in table.groupby(table["Source"].str.replace(r" (Table|Fig).*", "", regex=True), sort=False)
-    ]
-    orders = plan.orders_table()["Simulated"]
-    return (
-        f"{markdown(pd.DataFrame(rows))}\n{(~missed).sum()} of {len(table)} rows are within 15 %, and "
-        f"{(orders == 'holds').sum()} of {len(orders)} [published orders](../../assets/plan/orders.csv) hold.\n"
-        f"{_calibrated()}"
-    )
-
-
 def struck() -> str:
     """What became of a run: a row for each part, over all moments, with the longest time."""
     runs = faults.read_runs()
@@ -337,12 +210,6 @@ def _ends(cells: pd.DataFrame) -> str:
 
 
 _WORDS = {"continued": "goes on", "ended": "ends"}
-
-
-def corrections_exact() -> pd.DataFrame:
-    """Corrections by token."""
-    table = corrections.exact_table()
-    return table[~table["Correction"].str.contains("by sequence")]
 
 
 @cache
@@ -381,83 +248,6 @@ def learned_targets() -> str:
 
 def _or_none(table: pd.DataFrame) -> str:
     return markdown(table) if len(table) else "No rows yet.\n"
-
-
-def drafts_table() -> pd.DataFrame:
-    table = drafts.summary()
-    table = table[table["Accepted tokens a step"] < LIKELY]
-    titles = {"Simulated: system": "Simulated", "KV cache": "Cache", "Accepted tokens a step": "Accepted"}
-    table = table.rename(columns=titles | {"Over itself without drafts": "Over itself without"})
-    shown = ["Simulated", "Cache", "Accepted", "Over colocate_async", "Worst", "Over itself without", "Off-policy"]
-    return table[shown]
-
-
-def frontier_of_all() -> pd.DataFrame:
-    table = frontiers.table()
-    titles = {"Simulated: off-policy share at most": "Off-policy share at most"}
-    for whose, said in ((frontiers.OURS, "Over the best"), (frontiers.DRAFTING, "With drafts")):
-        titles |= {f"{whose}, over the best baseline": said, f"{whose}, worst": f"{said}, worst"}
-    return table.rename(columns=titles)[list(titles.values())]
-
-
-def draft_targets() -> pd.DataFrame:
-    """Those of drafts on the grid and of the frontier, each with the share that it is met at least."""
-    rows = [
-        (f"Step over colocate_async, {row['Simulated: system']}, cache {row['KV cache']}", row["Target"], measured)
-        for _, row in drafts.summary().dropna(subset="Target").iterrows()
-        for measured in [row["Over colocate_async"]]
-    ]
-    table = frontiers.table()
-    for whose, target in frontiers.TARGETS.items():
-        ratios = table.set_index("Simulated: off-policy share at most")[f"{whose}, over the best baseline"]
-        rows.append((f"Frontier, {whose}, at the worst share ({ratios.idxmax():g})", target, ratios.max()))
-    frame = pd.DataFrame(rows, columns=["Target, simulated", "Limit", "Measured"])
-    return frame.assign(Met=(frame["Measured"] <= frame["Limit"]).map({True: "yes", False: "no"}))
-
-
-def selection_measured() -> pd.DataFrame:
-    table = selection.runs_table(selection.read_runs())
-    titles = {
-        "task": "Task",
-        "row": "Row",
-        "tokens a trained group, first steps, over without": "Tokens a trained group, first steps",
-        "tokens a trained group, over without": "Tokens a trained group",
-        "CPU seconds to midway, over without": "CPU seconds to midway",
-        "accuracy after": "Accuracy after",
-        "filtered a trained group, last third": "Filtered a trained group, last third",
-    }
-    return table[list(titles)].rename(columns=titles)
-
-
-def selection_in_words() -> str:
-    """What history and an earlier end of groups saved."""
-    table = selection_measured()
-    table = table[table["Row"] != "without"]
-    tokens, seconds = table["Tokens a trained group"], table["CPU seconds to midway"]
-    return (
-        f"- Tokens of a trained group, over those without: {tokens.min():.2f} to {tokens.max():.2f}. CPU seconds until "
-        f"half of the gain in accuracy: {seconds.min():.2f} to {seconds.max():.2f}.\n"
-    )
-
-
-def strategies_measured() -> pd.DataFrame:
-    table = strategies.strategies_table()
-    return table.loc[table["Seeds"] > 1, STRATEGIES]
-
-
-def actors() -> pd.DataFrame:
-    """At the smallest and the largest size."""
-    table = control_plane.actors_table(control_plane.read_runs())
-    table = table[table["In flight"].isin([table["In flight"].min(), table["In flight"].max()])]
-    return table[ACTORS]
-
-
-def between() -> pd.DataFrame:
-    """Medians over the repetitions."""
-    titles = {"trajectories": "Trajectories", "by": "Tokens travel by"}
-    measures = {"coordinator_mb": "Through the coordinator [MB]", "between_s": "Engines wait [s]"}
-    groups = pd.read_csv(BETWEEN_ROUNDS).groupby(list(titles), sort=False)
-    return groups[list(measures)].median().reset_index().rename(columns=titles | measures)
 
 
 def quick_start() -> pd.DataFrame:

@@ -8,8 +8,6 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.defaults import draw as defaults
-from benchmarks.experts import summary as experts
-from benchmarks.faults import summary as faults
 from benchmarks.reach import summary as reach
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.support.tables import markdown
@@ -44,22 +42,6 @@ def step_lines() -> str:
     steps = read_steps(ROOT / "assets" / "report_pictures" / "partial" / "steps.jsonl")
     trained = [step for step in steps if step.step > 0][:STEPS_SHOWN]
     return "".join(f"    {step_line(step.step, step.data)}\n" for step in trained)
-
-
-def stop_latency() -> pd.DataFrame:
-    return _titled(pd.read_csv(ROOT / "assets" / "stop_latency" / "runs.csv"))
-
-
-def front_end() -> pd.DataFrame:
-    measured = pd.read_csv(ROOT / "assets" / "front_end" / "front_end.csv")
-    return measured.set_axis(["Requests", "Tokens", "verl [us]", "This recipe [us]", "Ratio"], axis="columns")
-
-
-def _titled(frame: pd.DataFrame) -> pd.DataFrame:
-    """Columns in words, with the unit that their names end in."""
-    units = {r"_ms$": " [ms]", r"_s$": " [s]", r"_gb$": " [GB]"}
-    titles = frame.columns.to_series().replace(units, regex=True).str.replace("_", " ")
-    return frame.set_axis(titles.str[0].str.upper() + titles.str[1:], axis="columns")
 
 
 def table(make: Callable[[], pd.DataFrame]) -> Callable[[], str]:
@@ -103,49 +85,30 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/metrics.md": {"is it helping": table(declared.healthy_ranges), "metrics": declared.metrics},
     "docs/models.md": {"support": table(support), "reach": table(reach.scripts)},
     "docs/cluster.md": {"memory": table(memory_table)},
-    "docs/separate.md": {"separate": evidence.separate_page},
+    "docs/separate.md": {"measured": evidence.separate_measured},
     "docs/plan_check_rehearse.md": {"reference setting": table(evidence.reference_setting)},
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},
-    "docs/off_policy.md": {"recommendation": evidence.learned_recommendation, "experts": experts.in_words},
-    "docs/selection.md": {"measured": evidence.selection_in_words},
+    "docs/off_policy.md": {"recommendation": evidence.learned_recommendation},
     "docs/evidence/side_by_side.md": {"side by side": evidence.side_by_side_table},
     "docs/evidence/grid.md": {
         "defaults": evidence.grid,
         "grids": table(defaults.grids_table),
         "verl's job": table(verl_job.seconds_table),
     },
-    "docs/evidence/rehearsal.md": {
-        "papers": evidence.against_papers,
-        "engine bound": evidence.engines,
-        "speed-ups": evidence.speedups,
-    },
-    "docs/evidence/faults.md": {"fault matrix": evidence.struck, "soak": faults.soak},
+    "docs/evidence/faults.md": {"fault matrix": evidence.struck},
     "docs/evidence/learning.md": {
         "recommendation": evidence.learned_recommendation,
         "on-policy": evidence.learned_on_policy,
         "settings": evidence.learned_by_setting,
         "corrections": evidence.learned_corrections,
         "alarm": evidence.learned_alarm,
-        "exact": table(evidence.corrections_exact),
-    },
-    "docs/evidence/drafts.md": {
-        "drafts": table(evidence.drafts_table),
-        "frontier": table(evidence.frontier_of_all),
     },
     "benchmarks/TARGETS.md": {
         "quick start": table(evidence.quick_start),
-        "stop latency": table(stop_latency),
-        "control plane": table(evidence.actors),
-        "between rounds": table(evidence.between),
-        "front end": table(front_end),
         "on-policy": evidence.on_policy_measured,
         "equals measured": evidence.equals_measured,
         "drafts measured": evidence.drafts_measured,
-        "strategies": table(evidence.strategies_measured),
-        "separate": evidence.separate_in_words,
-        "drafts": table(evidence.draft_targets),
-        "selection": table(evidence.selection_measured),
         "learning": evidence.learned_targets,
     },
 }

@@ -9,10 +9,13 @@ from collections import Counter
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from recipe.async_dapo.runtime.garbage import collect_cycles_as_usual, collect_cycles_rarely
 from recipe.async_dapo_lab.own_ray import prepare_own_ray
@@ -21,36 +24,32 @@ collect_cycles_rarely()  # tests import a million objects
 
 TESTS = Path(__file__).parent
 CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo_lab" / "cpu" / "plugin"
-# In two lanes: the trainings that take most memory beside tests that take little, then what the clock is looked at in,
-# then two trainings at a time, long ones first. A file of one or two tests has the next one behind it in its lane.
+# Trainings first, long ones before short ones; of the rest first what waits more than it computes.
 ORDER = (
     "e2e/test_dying_engines.py",
-    "core/",
-    "coroutines/",
-    "report/",
-    "e2e/test_multi_turn.py",
-    "plan/",
-    "gpu_check/",
-    "scripts/",
-    "startup/",
-    "contract/",
-    "cpu/",
-    "ray/",
     "e2e/test_partial_rollout.py",
+    "e2e/test_multi_turn.py",
     "e2e/test_separate.py",
-    "e2e/test_models.py",
     "e2e/test_two_nodes.py",
-    "e2e/test_faults.py",
     "e2e/test_quickstart.py",
     "e2e/test_rehearsal.py",
-    "e2e/test_copied_recipe.py",
-    "e2e/test_examples.py",
-    "e2e/test_two_nodes_two_ranks.py",
-    "e2e/test_gpu_check_of_two.py",
-    "e2e/test_gpu_check.py",
-    "e2e/test_gpu_day.py",
-    "e2e/test_same_learning.py",
+    "e2e/test_faults.py",
+    "e2e/",
+    "ray/",
+    "cpu/",
+    "plan/",
+    "coroutines/",
+    "contract/",
+    "startup/",
+    "scripts/",
+)
+# Of lanes that train at the same time: two, and a third one where nothing else is left to do. Each takes up to 7 GB.
+TRAINING_LANES, MOST_TRAINING_LANES = 2, 3
+ALONE = (  # up to 14 GB: no other training beside it
+    "e2e/test_dying_engines.py",
     "e2e/test_fault_matrix.py",
+    "e2e/test_gpu_check_of_two.py",
+    "e2e/test_two_nodes_two_ranks.py",
 )
 DURATIONS = TESTS.parent / "outputs" / "test_durations.csv"
 LEAST_S = 1.0  # a shorter test is not written down
@@ -69,6 +68,44 @@ settings.load_profile(PROFILE)
 os.environ.setdefault("VERL_PLATFORM", "cpu")
 sys.path.insert(0, str(CPU_PLUGIN))
 prepare_own_ray()
+
+
+class Lanes(LoadFileScheduling):
+    """Gives each lane a file at a time: trainings fill some lanes, and the others run what needs little memory."""
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Its next file, when one test of the last one is left: until then another lane may get it."""
+        if node.shutting_down or self._pending_of(self.assigned_work[node]) > 1:
+            return
+        if self._next_for(node) is None:
+            node.shutdown()  # nothing is left, or what other lanes train
+        else:
+            self._assign_work_unit(node)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if (file := self._next_for(node)) is not None:
+            self.workqueue.move_to_end(file, last=False)
+            super()._assign_work_unit(node)
+
+    def _next_for(self, node: WorkerController) -> str | None:
+        """The first file that has room beside what other lanes do. As long as enough of them train, it is no training,
+        if there is such a file.
+        """
+        others = [work for other, work in self.assigned_work.items() if other is not node]
+        training = sum(_lanes_of(file) for work in others for file, tests in work.items() if not all(tests.values()))
+        fit = [file for file in self.workqueue if training + _lanes_of(file) <= MOST_TRAINING_LANES]
+        first = [file for file in fit if (_lanes_of(file) > 0) == (training < TRAINING_LANES)]
+        return next(iter(first or fit), None)
+
+
+def _lanes_of(file: str) -> int:
+    """How many of the lanes that may train at the same time it takes."""
+    name = file.removeprefix("tests/")
+    return MOST_TRAINING_LANES if name in ALONE else name.startswith("e2e/")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
+    return Lanes(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,12 +14,13 @@ from matplotlib.figure import Figure
 from benchmarks.support.tables import markdown
 from recipe.async_dapo_lab.plan.candidates import Bound, bound_of
 
-from .run import CAPPED, COLOCATE, COLOCATE_ALIKE, DEFAULT, EQUAL_SHARE, STALE_KV
+from .run import COLOCATE, COLOCATE_ALIKE, DEFAULT, EQUAL_SHARE, KINDS, STALE_KV
 from .settings import GRIDS, SETTINGS, Setting
 
-FOLDER = Path(__file__).parents[2] / "assets" / "defaults"
+ASSETS = Path(__file__).parents[2] / "assets"
+FOLDER = ASSETS / "defaults"
+DRAFTS = ASSETS / "drafts" / "grid.csv"  # of a closed study (benchmarks/README.md), with drafts and an FP8 cache
 SYNC, SEPARATE = "verl sync", "verl separate_async, "
-CAPS_ON_THE_SHARE = (CAPPED, EQUAL_SHARE)
 TITLES = {
     "setting": "Setting",
     "sync_s": "verl sync [s]",
@@ -60,12 +61,24 @@ HEADLINE = ("8 x H100", "64 x H100", "512 x H100")  # how the names of README's 
 UNBOUND = (
     "512 x H200, B=256"  # engines have room for 16 batches: the bound, which counts throughput alone, says nothing
 )
+REFERENCE_SETTING = "8 x H200, B=512, n=16, 16K"  # the planner's own; how its name in the grid begins
+REFERENCE = {
+    "system": "System",
+    "per_batch_s": "Step [s]",
+    "speed_up": "Speed-up",
+    "idle": "Idle",
+    "waste": "Waste",
+    "off_policy": "Off-policy",
+}
 GROUPS = {"up to 128 servers": 128, "all": 512}  # of the means; the largest number of servers
 
 
 def read_systems(folder: Path = FOLDER) -> pd.DataFrame:
+    return _per_batch(pd.read_csv(folder / "systems.csv"))
+
+
+def _per_batch(rows: pd.DataFrame) -> pd.DataFrame:
     """Every simulated row, with its seconds per batch of natural length in the loss."""
-    rows = pd.read_csv(folder / "systems.csv")
     rows = rows[rows["step_s"].notna()]
     in_loss = 1 - rows["withheld_tok"].fillna(0) / rows["trained_tok"]
     return rows.assign(per_batch_s=rows["step_s"] / rows["length_bias"] / in_loss)
@@ -161,10 +174,22 @@ def grids_table() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def reference_table() -> pd.DataFrame:
+    """Rows of the planner's own setting, in its seconds: of a step of natural length in the loss."""
+    rows = read_systems()
+    rows = rows[rows["setting"].str.startswith(REFERENCE_SETTING) & (rows["system"] != EQUAL_SHARE)]
+    sync_s = rows.loc[rows["system"] == SYNC, "per_batch_s"].item()
+    rows = rows.assign(speed_up=sync_s / rows["per_batch_s"])
+    rows = rows.sort_values("kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable")
+    return rows[list(REFERENCE)].rename(columns=REFERENCE)
+
+
 def headline_table() -> pd.DataFrame:
     """Three clusters of README, with this recipe's steps over verl's. Its head says that it is simulated."""
     lines = summary(FOLDER)
     lines = lines[lines["setting"].str.startswith(HEADLINE)]
+    drafted = _per_batch(pd.read_csv(DRAFTS)).query("system == @DEFAULT and accepted == 0.6 and kv_cache == 'auto'")
+    lines["drafted"] = lines["setting"].map(drafted.set_index("setting")["per_batch_s"]) / lines["colocate_s"]
     titles = {
         "setting": "Simulated, never run: cluster, job (8B model, 60 % valid)",
         "sync_s": "verl sync [s]",
@@ -174,6 +199,7 @@ def headline_table() -> pd.DataFrame:
         "equal_of_colocate": "The same at equal off-policy share",
         "off_policy": "Off-policy share",
         "off_policy_colocate": "colocate_async's",
+        "drafted": "With drafts (0.6 accepted) over colocate_async without",
     }
     return lines[list(titles)].rename(columns=titles)
 

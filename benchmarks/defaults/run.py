@@ -2,9 +2,8 @@
 
 The default is this recipe's yaml as it is. Hand-tuned rows are those of the planner's sweep that are not slower than
 others by construction: partial and stale KV under two stop rules, and discard that drains, with two pool sizes around
-what fills the KV cache. `default, capped` has `max_partial_share` at the share that verl's colocate_async has.
-`default, equal share` has the loosest cap with which the share is not above that: the share that a cap leads to lies
-below the cap.
+what fills the KV cache. `default, equal share` has the loosest cap (`max_partial_share`) with which the share of older
+tokens is not above that of verl's colocate_async: the share that a cap leads to lies below the cap.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ KINDS = ("baseline", "default", "tuned")
 STALE_KV, COLOCATE = "default, stale KV", "verl colocate_async"
 HOST_KV, HOST_GIB = "default, KV in host memory", 128  # a GPU, more than any KV cache here
 COLOCATE_ALIKE = "verl colocate_async, no pass"  # `bypass`: as a step of one update is trained here
-DEFAULT, CAPPED, EQUAL_SHARE = "default", "default, capped", "default, equal share"
+DEFAULT, EQUAL_SHARE = "default", "default, equal share"
 CAPS = tuple(percent / 100 for percent in range(10, 100, 5))  # tried for an equal share
 
 
@@ -142,12 +141,6 @@ def run(
         if is_missing(setting, candidate.system.name)
     ]
     _measure_all(file, rows, jobs=jobs, say=say, measure_one=_measure_row)
-    capped = [
-        (setting, "default", ours(CAPPED, max_partial_share=_share(file, setting)))
-        for setting in settings
-        if not setting.grid and is_missing(setting, CAPPED) and file.has(setting=str(setting), system=COLOCATE)
-    ]
-    _measure_all(file, capped, jobs=jobs, say=say, measure_one=_measure_row)
     equal = [
         (setting, _share(file, setting))
         for setting in settings

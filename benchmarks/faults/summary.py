@@ -32,19 +32,6 @@ def faults_of(row: pd.Series) -> list[str]:
     return wrong + [f"{kind} left {row[kind]}" for kind in LEFT if row[kind] not in ("", 0, "0")]
 
 
-def soak() -> str:
-    """What became of the kills of `soak.csv`, a closed study (benchmarks/README.md)."""
-    rows = pd.read_csv(FOLDER / "soak.csv", keep_default_na=False)
-    kills, ended = rows[rows["outcome"] != "not struck"], rows[rows["outcome"] == "ended"]
-    return (
-        f"Over {rows['at_s'].max() / 60:.0f} minutes {len(kills)} kills at random moments of emulated engines: "
-        f"{(ended['resumed_s'] != 'never').sum()} times the run ended, after {ended['seconds'].max():.0f} s at the "
-        f"latest, and was started again at once; {(rows['outcome'] == 'hung').sum()} hung, {rows['lost'].sum()} "
-        f"prompts lost, {rows['twice'].sum()} trained twice, {ended[LEFT].astype(int).to_numpy().sum()} left-overs. "
-        f"{len(rows) - len(kills)} starts failed.\n"
-    )
-
-
 def totals(runs: pd.DataFrame) -> str:
     right = sum(not faults_of(row) for _, row in runs.iterrows())
     went_on, ended, hung = ((runs["outcome"] == outcome).sum() for outcome in ("continued", "ended", "hung"))

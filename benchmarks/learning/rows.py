@@ -9,6 +9,7 @@ from .tasks import TASKS, Task
 
 GROUPS, RESPONSES = 16, 8  # of a step: B prompts, n responses each
 ON_POLICY = "on-policy"
+AGAIN = "on-policy again"  # with other noise: by how much a run beside it may differ by chance
 DEFAULT = "default"  # of `max_staleness` and pool
 STALENESS = (DEFAULT, "2", "4", "8", "16")  # versions
 STRATEGIES = ("partial", "consistent")
@@ -41,8 +42,17 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "decoupled": {_IS: "decoupled"},
     # The same with w set to 0 outside of 0.5 to 5: IcePop, verl's band of thresholds.
     "decoupled band": {_IS: "decoupled", f"{_CORRECTION}.rollout_is_threshold": _BAND},
+    # decoupled, without trajectories whose mean of w - 1 - log w is above 0.01: verl's `decoupled_k3_rs_token_tis`.
+    # Near it lies DeepSeek-V3.2, arXiv:2512.02556: the mean of -log s, and only where A < 0.
+    "sequence mask": {
+        _IS: "decoupled",
+        f"{_CORRECTION}.rollout_rs": "seq_mean_k3",
+        f"{_CORRECTION}.rollout_rs_threshold": 0.01,
+    },
     # min(prod w, 2) clip(r) A, the product over a trajectory.
     "decoupled sequence": {_IS: "decoupled", f"{_CORRECTION}.rollout_is": "sequence"},
+    # min(pi_prox / q, 2) clip(r) A; q is the mixture of the versions that sampled the group: Owen 2013, chapter 9.
+    "mixture": {_IS: "mixture"},
     # clip(s) A: CoPRIS, arXiv:2511.05589 eq. 8.
     "bypass": {_IS: "bypass"},
     # min(s, 2) A log pi_theta without a gradient through s: AIPO, arXiv:2505.24034.
@@ -98,7 +108,7 @@ class Row:
     def scheduling(self) -> dict[str, Any]:
         """Options of the simulated rounds, by full key."""
         common = {"algorithm.filter_groups.max_num_gen_batches": 50, "async_dapo.report_dir": None}
-        if self.strategy == ON_POLICY:
+        if self.staleness == "0":
             options: dict[str, Any] = {"rollout_strategy": "discard", "stop_rule": "drain", "max_staleness": 0}
         else:
             options = {"rollout_strategy": self.strategy}
@@ -136,6 +146,6 @@ class Row:
 
 def named_rows() -> dict[str, dict[str, str]]:
     """Name on the command line -> strategy, staleness and correction."""
-    rows = [(ON_POLICY, "0", "none"), *product(STRATEGIES, STALENESS, CORRECTIONS)]
-    names = ("strategy", "staleness", "correction")
-    return {ON_POLICY if row[0] == ON_POLICY else "/".join(row): dict(zip(names, row, strict=True)) for row in rows}
+    rows = {name: (name, "0", "none") for name in (ON_POLICY, AGAIN)}
+    rows |= {"/".join(row): row for row in product(STRATEGIES, STALENESS, CORRECTIONS)}
+    return {name: dict(zip(("strategy", "staleness", "correction"), row, strict=True)) for name, row in rows.items()}

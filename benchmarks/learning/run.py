@@ -28,7 +28,7 @@ from recipe.async_dapo_lab.plan.systems import System
 
 from . import rows
 from .model import TinyTransformer, sample
-from .rows import GROUPS, RESPONSES, Row
+from .rows import AGAIN, GROUPS, RESPONSES, Row
 from .schedule import SampledRun, reward, scenario
 from .tasks import TASKS, Task, held_out, to_tokens
 from .training import Learner, compose_run
@@ -58,7 +58,8 @@ def train(row: Row, model: TinyTransformer, *, steps: int) -> Iterator[dict[str,
     learner = Learner(model, compose_run(row.overrides))
     where = scenario(row.shape, batch=GROUPS, n=RESPONSES, places=row.pool or 4 * GROUPS * RESPONSES)
     system = System(name=row.strategy, overrides=row.scheduling)
-    run = SampledRun(where, system, row.shape, model, seed=row.seed)
+    noise = row.seed + 1000 * (row.strategy == AGAIN)
+    run = SampledRun(where, system, row.shape, model, seed=row.seed, noise=noise)
     for step in range(1, steps + 1):
         try:
             done = run.step()

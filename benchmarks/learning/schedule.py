@@ -132,15 +132,20 @@ class _Batch:
 class SampledRun(TrainingRun):
     """Rounds of one system, answered by a model; step s samples with the weights as they are, which are version s - 1.
 
+    Args:
+        seed, noise: of the exercises, and of what the model answers.
+
     Attributes:
         trained: what the last step trains on, a group's trajectories next to each other.
     """
 
-    def __init__(self, where: Scenario, system: System, task: Task, model: TinyTransformer, *, seed: int) -> None:
+    def __init__(
+        self, where: Scenario, system: System, task: Task, model: TinyTransformer, *, seed: int, noise: int
+    ) -> None:
         super().__init__(where, system)
         self._workload = _Exercises(where, task, seed)
         self._task, self._model = task, model
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(noise)
         self._kept: dict[str, list[Sampled]] = {}
         self._is_open = False
         self._batches: dict[tuple[int, int], _Batch] = {}  # (prompt, trajectory) -> what samples it in this round

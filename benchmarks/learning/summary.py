@@ -27,14 +27,16 @@ _T_975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.2
 
 
 def read(folder: Path = FOLDER) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Runs and curves; shorter runs of a task than its longest are trials, and left out."""
+    """Runs and curves, the last of each: one that was killed may have left a curve. Shorter runs of a task than its
+    longest are trials, and left out.
+    """
     files = [folder / "runs.csv", folder / "curves.csv"]
     if not all(file.exists() for file in files):
         of_runs = [*ROW, "steps", "learning_rate", "accuracy_before", "accuracy"]
         return pd.DataFrame(columns=of_runs, dtype=float), pd.DataFrame(columns=[*ROW, "step"])
     runs, curves = (pd.read_csv(file, dtype={"staleness": str}) for file in files)
     runs = runs[runs["steps"] == runs.groupby("task")["steps"].transform("max")]
-    return runs.drop_duplicates(ROW), curves.drop_duplicates([*ROW, "step"], keep="last")
+    return runs.drop_duplicates(ROW, keep="last"), curves.drop_duplicates([*ROW, "step"], keep="last")
 
 
 def compared(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:

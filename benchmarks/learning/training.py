@@ -4,6 +4,7 @@ this recipe's call them, on a tiny model.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from zlib import crc32
 
 import numpy as np
@@ -17,9 +18,11 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config.optimizer import build_optimizer
 
 from recipe.async_dapo.config.options import AsyncDAPOConfig
-from recipe.async_dapo.core.staleness import StalenessLimit
+from recipe.async_dapo.config.values import ImportanceSampling
+from recipe.async_dapo.core.staleness import StalenessLimit, plan_mixtures
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.training.importance_sampling import ratio_statistics, ratio_sums, wire_importance_sampling
+from recipe.async_dapo.training.mixture import group_mixture, segments_of
 
 from .model import TinyTransformer, padded
 from .schedule import Sampled
@@ -47,6 +50,8 @@ class Learner:
         self._mini_rows = self._actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
         self._loss = get_policy_loss_fn(self._actor.policy_loss.loss_mode)
         self._optimizer = build_optimizer(model.parameters(), self._actor.optim)
+        self._mixes = config.async_dapo.importance_sampling == ImportanceSampling.MIXTURE
+        self._weights: dict[int, dict[str, Tensor]] = {}  # by version, for mixtures
 
     def update(self, trained: Sequence[Sampled], *, step: int) -> dict[str, float]:
         """Train on a step's groups. Returns what a run measures of it.
@@ -74,6 +79,8 @@ class Learner:
         measures = _measures(rows, newest_BT, entropy_BT, step=step)
         correction = self._algorithm.rollout_correction
         rows["old_log_probs"] = rows["rollout_log_probs"] if correction.bypass_mode else newest_BT
+        if self._mixes:
+            rows["rollout_log_probs"] = self._mixture(rows, trained, newest_BT, step=step)
         if not correction.bypass_mode:
             read = ("old_log_probs", "rollout_log_probs", "response_mask")
             data = DataProto.from_dict(tensors={name: rows[name] for name in read})
@@ -86,6 +93,32 @@ class Learner:
             norm_adv_by_std_in_grpo=self._algorithm.norm_adv_by_std_in_grpo,
         )
         return rows, measures
+
+    def _mixture(self, rows: Batch, trained: Sequence[Sampled], newest_BT: Tensor, *, step: int) -> Tensor:
+        """Log-probs under the mixture of versions that sampled a group, [B, T] nats, as `MixtureLogProbs` has them."""
+        self._weights[step - 1] = deepcopy(self.model.state_dict())
+        groups: dict[str, list[int]] = {}
+        for row, one in enumerate(trained):
+            groups.setdefault(one.group, []).append(row)
+        versions = [torch.tensor(one.versions) for one in trained]
+
+        def cut(values_BT: Tensor) -> list[Tensor]:
+            return [values_T[: len(own_T)] for values_T, own_T in zip(values_BT, versions, strict=True)]
+
+        plan = plan_mixtures([segments_of(own_T) for own_T in versions], groups.values(), self._weights)
+        scored, mixed_BT = {step - 1: cut(newest_BT)}, rows["rollout_log_probs"].clone()
+        for version in plan.passes_before(step - 1):
+            self.model.load_state_dict(self._weights[version])
+            scored[version] = cut(self._newest_log_probs(rows)[0])
+        self.model.load_state_dict(self._weights[step - 1])
+        recorded = cut(mixed_BT)
+        for members in plan.groups:
+            own = [versions[row] for row in members]
+            of = {version: [scored[version][row] for row in members] for version in torch.cat(own).unique().tolist()}
+            mixed = group_mixture(own, of, [recorded[row] for row in members])
+            for row, mixed_T in zip(members, mixed, strict=True):
+                recorded[row].copy_(mixed_T)
+        return mixed_BT
 
     def accumulate(self, mini: Batch) -> float:
         """Add the gradient of a mini-batch, by micro-batches, as verl's workers do. Returns the share that PPO's loss

@@ -6,13 +6,10 @@ import pandas as pd
 
 from benchmarks.defaults import draw as defaults
 from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE
-from benchmarks.drafts import summary as drafts
 
 from .run import AS_MEASURED, DRAFTED, FILTERED, JOB, MODEL, PUBLISHED
 
 FOLDER = Path(__file__).parents[2] / "assets" / "verl_job"
-SOURCE = "verl's V1 benchmark"
-NODES = {"as published": "4 nodes", "3 nodes": "3 nodes"}
 
 
 def read_simulated() -> pd.Series:
@@ -27,25 +24,9 @@ def read_published() -> pd.Series:
     return (3600 * rows["hours"] / rows["steps"]).set_axis(pd.MultiIndex.from_frame(rows[["case", "system"]]))
 
 
-def validation() -> pd.DataFrame:
-    """Rows as those of the planner against other published results: seconds, and ratios to verl sync."""
-    both = pd.DataFrame({"published": read_published(), "simulated": read_simulated()}).dropna()
-    sync = both.loc[(PUBLISHED, defaults.SYNC)]
-    lines = [
-        {"what": f"{system.removeprefix('verl ')}, {NODES[case]}: step [s]", **seconds}
-        for (case, system), seconds in both.round(1).iterrows()
-    ]
-    lines += [
-        {"what": f"step, sync / {system.removeprefix('verl ')}", **(sync / seconds).round(3)}
-        for system, seconds in both.loc[PUBLISHED].drop(defaults.SYNC).iterrows()
-    ]
-    frame = pd.DataFrame(lines)
-    return frame.assign(source=SOURCE, error=(frame["simulated"] / frame["published"] - 1).round(3))
-
-
 def headline_table() -> pd.DataFrame:
     """README's clusters, verl's own job first: its seconds beside the published ones."""
-    clusters, simulated, published = drafts.headline_table(), read_simulated()[PUBLISHED], read_published()[PUBLISHED]
+    clusters, simulated, published = defaults.headline_table(), read_simulated()[PUBLISHED], read_published()[PUBLISHED]
     shares = pd.read_csv(FOLDER / "runs.csv").query("case == @PUBLISHED").set_index("system")["off_policy"]
     colocate_s, size = simulated[COLOCATE], str(JOB).partition(", median")[0]
     own = [

@@ -30,8 +30,7 @@ WRITTEN_BY_RUNS = {
 }
 WRITTEN_BY_RUNS |= {
     "metrics.jsonl",
-    "engines.jsonl",
-    "phases.jsonl",
+    "spans.jsonl",
     "lengths.jsonl",
     "runs.csv",
     "curves.csv",

@@ -68,7 +68,7 @@ def steps_of(row: Row) -> Iterator[tuple[int, list[Sampled], dict[str, float], d
     model = TinyTransformer(0)
     learner = Learner(model, compose_run(row.overrides))
     where = scenario(EVEN, batch=4, n=8, places=row.pool or 64)
-    run = SampledRun(where, System(name="row", overrides=row.scheduling), EVEN, model, seed=row.seed)
+    run = SampledRun(where, System(name="row", overrides=row.scheduling), EVEN, model, seed=row.seed, noise=row.seed)
     versions = {}
     for step in range(1, STEPS + 1):
         versions[step - 1] = copy.deepcopy(model)
@@ -187,6 +187,30 @@ def test_a_step_s_gradient_is_that_of_verl_s_worker(correction: str) -> None:
     assert max(float(gradient.abs().max()) for gradient in own) > 1e-4
     for gradient, parameter in zip(own, model.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_a_group_s_mixture_is_the_mean_of_its_members_schedules() -> None:
+    row, model = row_of("partial", str(BOUND), "mixture"), TinyTransformer(0)
+    learner, versions, mixed = Learner(model, compose_run(row.overrides)), dict[int, TinyTransformer](), 0
+    where = scenario(EVEN, batch=4, n=8, places=row.pool or 64)
+    run = SampledRun(where, System(name="row", overrides=row.scheduling), EVEN, model, seed=1, noise=1)
+    for step in range(1, STEPS + 1):
+        versions[step - 1] = copy.deepcopy(model)
+        run.step()
+        rows, _ = learner.prepare(run.trained, step=step)
+        for place, one in enumerate(run.trained):
+            told = rows["rollout_log_probs"][place, : len(one.tokens)].double().sum()
+            of_version = {version: log_probs(own, one).double() for version, own in versions.items()}
+            members = [two.versions for two in run.trained if two.group == one.group]
+            sums = []
+            for own in members:
+                schedule = (own + own[-1:] * len(one.tokens))[: len(one.tokens)]
+                sums.append(sum(of_version[version][t] for t, version in enumerate(schedule)))
+            expected = torch.stack(sums).logsumexp(0) - torch.tensor(float(len(members))).log()
+            torch.testing.assert_close(told, expected, atol=1e-3, rtol=0)
+            mixed += len({tuple(own) for own in members}) > 1 and abs(float(told) - sum(one.log_probs)) > 1e-3
+        learner.update(run.trained, step=step)
+    assert mixed
 
 
 @pytest.mark.parametrize("correction", ["decoupled", "none"])

@@ -29,8 +29,6 @@ STRATEGIES = [
     *(pytest.param(name, marks=pytest.mark.nightly) for name in ("discard", "partial_stale_kv", "consistent")),
 ]
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture(scope="module", params=STRATEGIES)
 def run(request, assets, tmp_path_factory) -> Run:

@@ -13,7 +13,7 @@ from benchmarks.faults.two_nodes import may_cut
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 7200
 
-pytestmark = [pytest.mark.nightly, pytest.mark.alone]
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.timeout(LIMIT_S + 60)

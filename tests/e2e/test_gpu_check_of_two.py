@@ -6,7 +6,7 @@ import pytest
 
 from .test_gpu_check import NEEDS_TWO, check
 
-pytestmark = [pytest.mark.nightly, pytest.mark.alone]
+pytestmark = pytest.mark.nightly
 
 
 def test_given_two_ranks_when_checked_then_they_train_and_the_killed_engine_is_the_one_that_is_lost(assets):

@@ -1,5 +1,5 @@
 """Engines on GPUs of their own, on the real stack: they generate while the trainer trains, get weights one by one, die
-and are replaced, and a run that is killed goes on from its checkpoint.
+and are replaced; and a run that is killed goes on from its checkpoint (with --nightly).
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ from ..support.weights_by_hand import TOLERANCE, WeighedRun, assert_stamped
 
 ENGINES = 2
 SAVED_STEP, KILLED_STEP, LAST_STEP = 2, 3, 6
-REJOIN_AT = SAVED_STEP + 2  # in the second life, whose second engine dies in its first step
+REJOIN_AT = SAVED_STEP + 2  # the second engine dies a step before, which is the first one of a second life
 MAX_STALENESS = 4
 
 OVERRIDES = (
@@ -33,15 +33,10 @@ OVERRIDES = (
     "trainer.resume_mode=auto",
 )
 
+KILLED = ["partial_stale_kv", "consistent"]  # runs of two lives
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "partial",
-        pytest.param("partial_stale_kv", marks=pytest.mark.nightly),
-        pytest.param("consistent", marks=pytest.mark.nightly),
-    ],
-)
+
+@pytest.fixture(scope="module", params=["partial", *(pytest.param(name, marks=pytest.mark.nightly) for name in KILLED)])
 def strategy(request) -> str:
     return request.param
 
@@ -56,15 +51,16 @@ def run(assets, tmp_path_factory, strategy: str) -> Run:
         strategy=strategy,
         overrides=OVERRIDES,
     )
-    life(kill_at=KILLED_STEP)
+    if strategy in KILLED:
+        life(kill_at=KILLED_STEP)
     return life(switches={"deaths": [(SAVED_STEP + 1, "training", "server", 1)], "rejoin_at": REJOIN_AT})
 
 
 @pytest.fixture(scope="module")
 def steps(run: Run) -> list[dict[str, Any]]:
-    """What was written down of each step that counts: of those before the kill, the ones that the checkpoint has."""
+    """What was written down of each step that counts: of those before a kill, the ones that the checkpoint has."""
     notes = run.inspections
-    resumed = next(i for i in range(1, len(notes)) if notes[i]["step"] <= notes[i - 1]["step"])
+    resumed = next((i for i in range(1, len(notes)) if notes[i]["step"] <= notes[i - 1]["step"]), 0)
     return [note for note in notes[:resumed] if note["step"] <= SAVED_STEP] + notes[resumed:]
 
 
@@ -82,6 +78,8 @@ def test_given_a_trainer_that_trains_then_engines_generate_meanwhile(run):
     assert sum(requests > 0 for requests in inflight) >= len(inflight) / 2
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", KILLED, indirect=True)
 def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_what_was_generated_before_is_trained(steps):
     """Engines of the second life begin with the weights of the checkpoint: older tokens are those that it held."""
     first_resumed = next(note for note in steps if note["step"] == SAVED_STEP + 1)

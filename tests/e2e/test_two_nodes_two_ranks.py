@@ -9,7 +9,7 @@ from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 from ..support.harness import INSPECTED, ROOT, Run, inspection, ledger_closes
 from ..support.ray_nodes import training_on, two_nodes
 
-pytestmark = [pytest.mark.nightly, pytest.mark.alone]
+pytestmark = pytest.mark.nightly
 
 NODES = RANKS = 2
 STEPS, KILLED_IN = 4, 3

@@ -61,8 +61,7 @@ def growth(strategy: str, rounds: int) -> float:
     "strategy",
     [
         "partial",
-        "partial_stale_kv",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("discard", "consistent")),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("partial_stale_kv", "discard", "consistent")),
     ],
 )
 def test_given_twelve_hundred_rounds_when_simulated_then_memory_is_flat(strategy):

@@ -16,7 +16,6 @@ from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo_lab.plan.hardware import load_model
 from recipe.async_dapo_lab.rehearsal.answers import RIGHT, WRONG, compute_score
 from recipe.async_dapo_lab.rehearsal.emulation import (
-    NO_TRANSFER,
     check_as_training,
     check_rehearsable,
     emulate,
@@ -81,7 +80,6 @@ def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_a
         ("rehearsal.speedup=0", r"rehearsal\.speedup=0: must be a number > 0"),
         ("rehearsal.steps=0", r"rehearsal\.steps=0: must be a whole number >= 1"),
         ("rehearsal.warmup=7", r"rehearsal\.warmup=7: must be below rehearsal\.steps=7"),
-        ("rehearsal.poll_s=0", r"rehearsal\.poll_s=0: must be a number > 0 \[seconds\]"),
         ("rehearsal.workers=0", r"rehearsal\.workers=0: must be a whole number >= 1"),
         ("+rehearsal.speed=3", r"rehearsal\.speed=3: unknown option"),
         ("rehearsal.accelerator=abacus", r"accelerator=abacus: unknown; choose one of"),
@@ -89,17 +87,13 @@ def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_a
         ("rehearsal.valid_share=0", r"valid_share=0\.0: must be in 0\.\.1"),
         ("trainer.n_gpus_per_node=3", r"trainer\.n_gpus_per_node=3: 3 GPUs are no whole number of servers of 2"),
         ("reward.reward_model.enable=True", r"reward\.reward_model\.enable=True: reward models are not rehearsed"),
-        (
-            "trainer.v1.trainer_mode=separate_async",
-            r"hybrid_engine=True: engines on the GPUs of a separate",
-        ),
     ],
 )
 def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, message) -> None:
     def check() -> None:
         config = stand_in_run(override)
         check_rehearsable(config)
-        RehearsalOptions.from_hydra(config).step_cost(config, is_recipe=True)
+        RehearsalOptions.from_hydra(config).step_cost(config)
 
     with pytest.raises(ConfigError, match=message):
         check()
@@ -117,33 +111,24 @@ def test_given_a_search_path_of_the_users_own_then_a_rehearsal_finds_its_options
 OWN = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method:suffix}"
 
 
-@pytest.mark.parametrize(
-    ("drafts", "is_recipe", "are_used"),
-    [("async_dapo.drafts=suffix", True, True), ("async_dapo.drafts=suffix", False, False), (OWN, False, True)],
-)
-def test_given_drafts_then_engines_that_have_them_take_what_the_planner_says_of_them(
-    stand_in_run, drafts, is_recipe, are_used
-):
+@pytest.mark.parametrize("drafts", ["async_dapo.drafts=suffix", OWN])
+def test_given_drafts_then_engines_take_what_the_planner_says_of_them(stand_in_run, drafts):
     config = stand_in_run(drafts, "rehearsal.drafts_accepted=0.6")
     options = RehearsalOptions.from_hydra(config)
     scenario = options.scenario(config)
-    assert options.step_cost(config, is_recipe=is_recipe) == scenario.step_cost(drafts=are_used)
-    assert scenario.step_cost(drafts=True) != scenario.step_cost()
+    assert options.step_cost(config) == scenario.step_cost(drafts=True) != scenario.step_cost()
 
 
 def test_given_engines_with_gpus_of_their_own_then_all_gpus_count_and_none_changes_hands(stand_in_run) -> None:
     config = stand_in_run(
-        "trainer.v1.trainer_mode=separate_async",
-        "actor_rollout_ref.hybrid_engine=False",
+        "async_dapo.placement=separate",
         "actor_rollout_ref.rollout.nnodes=1",
         "actor_rollout_ref.rollout.n_gpus_per_node=4",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
     )
     options = RehearsalOptions.from_hydra(config)
     check_rehearsable(config)
     emulate(config, options)
     assert gpus_of(config) == (8, 4) and options.scenario(config).num_gpus == 12
-    assert config.actor_rollout_ref.rollout.checkpoint_engine.backend == NO_TRANSFER
 
 
 def test_given_a_model_in_hugging_faces_cache_then_it_is_found_there(stand_in_run, tmp_path, monkeypatch) -> None:

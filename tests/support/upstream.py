@@ -174,11 +174,11 @@ READ = {
     TRAINER + "PPOTrainer._compute_old_log_prob": "11c50dc9b11c",  # calls the worker unless bypassed
     TRAINER + "PPOTrainer._update_actor": "195e6c4b0bca",  # rehearsal: metrics that the worker returns
     CLIENT + "LLMServerManager._initialize_llm_servers": "8aebd7942ea6",  # rehearsal: stand-alone engines
-    CLIENT + "FullyAsyncLLMServerClient.generate": "5a203917c118",  # rehearsal: `ContinuingClient` does the same
-    SERVER + "vLLMHttpServer.abort_all_requests": "e10b77b9884b",  # rehearsal: waits for admissions
-    "verl.trainer.ppo.v1.trainer_colocate_async:PPOTrainerColocateAsync": "047577914dbc",  # rehearsal: its hooks
-    "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync": "1ccd7c9d6c9c",  # rehearsal: its hooks
-    "verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync": "c4490c213941",  # rehearsal: its hooks
+    CLIENT + "FullyAsyncLLMServerClient.generate": "5a203917c118",  # planner: `ContinuingClient` does the same
+    SERVER + "vLLMHttpServer.abort_all_requests": "e10b77b9884b",  # planner: waits for admissions
+    "verl.trainer.ppo.v1.trainer_colocate_async:PPOTrainerColocateAsync": "047577914dbc",  # planner: its loop
+    "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync": "1ccd7c9d6c9c",  # planner: its loop
+    "verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync": "c4490c213941",  # planner: its loop
     "transfer_queue:init": "54b6c5609763",  # joins a controller that it finds
     TRAINER
     + "PPOTrainer._setup": "6c83ae2ee734",  # the checkpoint manager that ours takes the place of; the critic's batches

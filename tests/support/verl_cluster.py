@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import replay_buffer as verl_buffers
+from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
@@ -19,8 +21,6 @@ from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.systems import TrainerPasses
 from recipe.async_dapo_lab.rehearsal.engine import EmulatedEngine
 from recipe.async_dapo_lab.rehearsal.options import CompressedClock
-from recipe.async_dapo_lab.rehearsal.servers import EmulatedVerlServer
-from recipe.async_dapo_lab.rehearsal.verl_modes import ContinuingClient
 
 from .emulated_cluster import LATENCY_S, PlannedBook
 from .fakes import FakeHandle
@@ -29,6 +29,9 @@ from .simulation import VirtualTimeLoop, end_all
 
 SYNC, COLOCATE, SEPARATE = "sync", "colocate_async", "separate_async"
 MAX_VERSIONS = 8  # `trainer.v1.sampler.max_off_policy_threshold`
+PAUSE_S = 1.0  # before an interrupted request is sent again, in `FullyAsyncLLMServerClient`
+LOOK_S = 0.02
+GATE_S = 60.0  # how long verl's server waits for requests that are not in the batch yet, before it aborts
 
 
 class FakeQueue:
@@ -48,6 +51,45 @@ class FakeQueue:
     def kv_batch_get(self, *, keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, Any]:
         assert select_fields == ["extra_fields"]
         return {"extra_fields": [{"reward_extra_info": {"acc": self.metrics[key]}} for key in keys]}
+
+
+class ContinuingClient(LLMServerClient):
+    """What verl's `FullyAsyncLLMServerClient` does for responses of text, without waiting for real seconds."""
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+    ) -> TokenOutput:
+        prompt_ids = normalize_token_ids(prompt_ids)
+        whole = TokenOutput(token_ids=[], log_probs=[], num_preempted=0)
+        while True:
+            left_tok = sampling_params["max_tokens"] - len(whole.token_ids)
+            part = await super().generate(
+                request_id,
+                prompt_ids=prompt_ids + whole.token_ids,
+                sampling_params=sampling_params | {"max_tokens": left_tok},
+                **kwargs,
+            )
+            whole.token_ids += part.token_ids
+            if len(part.token_ids) >= left_tok or part.stop_reason != "aborted":
+                return whole
+            await asyncio.sleep(PAUSE_S)
+
+
+class EmulatedVerlServer(vLLMHttpServer):
+    """verl's server on an emulated engine. Requests that wait inside the engine are not admitted yet: verl's server
+    waits for them before it aborts."""
+
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
+        self._submission_paused = True
+        self._rejecting = reject_request
+        self._resume_event.clear()
+        engine: EmulatedEngine = self.engine
+        ends_s = asyncio.get_running_loop().time() + GATE_S
+        while engine._unadmitted and asyncio.get_running_loop().time() < ends_s:  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(LOOK_S)
+        for running in list(engine._unadmitted):
+            engine._admit(running)
+        return await super().abort_all_requests(reset_prefix_cache, reject_request)
 
 
 class VerlCluster:
@@ -76,10 +118,10 @@ class VerlCluster:
         self.servers = [self._start_server(monkeypatch) for _ in range(engines)]
         named = {f"server-{k}": FakeHandle(server, latency_s=LATENCY_S) for k, server in enumerate(self.servers)}
         balancer = FakeHandle(GlobalRequestLoadBalancer(named), latency_s=LATENCY_S)
-        kind, more = (LLMServerClient, {}) if mode == SYNC else (ContinuingClient, {"speedup": 1.0})
+        kind = LLMServerClient if mode == SYNC else ContinuingClient
         rollout = SimpleNamespace(name="vllm", response_length=scenario.max_response_length)
         config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
-        self.client = kind(config, balancer, **more)
+        self.client = kind(config, balancer)
         monkeypatch.setattr(verl_buffers, "tq", self.queue)
         monkeypatch.setattr(verl_buffers, "time", SimpleNamespace(time=self.loop.time, sleep=self.run_for))
         self.buffer = (verl_buffers.ReplayBuffer if mode == SYNC else verl_buffers.ReplayBufferAsync)(
@@ -161,11 +203,6 @@ class VerlCluster:
         made = start_server(monkeypatch, engine)  # leaves verl's constructor without Ray and a model
         assert isinstance(made, vLLMHttpServer)
         server = object.__new__(EmulatedVerlServer)
-        server.__dict__ |= made.__dict__ | {
-            "engine": engine,
-            "emulated": engine,
-            "_clock": clock,
-            "lora_as_adapter": False,
-        }
+        server.__dict__ |= made.__dict__ | {"engine": engine, "lora_as_adapter": False}
         server._rejecting, server._resume_event = False, asyncio.Event()
         return server

@@ -17,7 +17,7 @@ from ..plan.hardware import MODEL_PRESETS
 from ..plan.workload import ToolCalls
 from ..quickstart.tiny_model import build_tokenizer
 from . import answers
-from .options import SEPARATE, RehearsalOptions, assumed_gpu, have_own_gpus
+from .options import RehearsalOptions, assumed_gpu, have_own_gpus
 
 MODEL = "qwen3-8b"
 POSITIONS = 131_072
@@ -26,7 +26,6 @@ PROMPT_TOK = 200  # about; the tokenizer has a token a character
 
 _LOGICAL_CPUS = 16  # Ray's are logical: they have to suffice for the actors' shares, not to exist
 _OBJECT_STORE_BYTES = 500_000_000
-NO_TRANSFER = "rehearsed"  # checkpoint engine: verl asks for one where weights go from GPU to GPU
 
 
 def _make_stand_in(folder: Path) -> None:
@@ -86,14 +85,6 @@ def check_rehearsable(config: DictConfig) -> None:
     """
     for key, is_used, what in (
         ("reward.reward_model.enable", config.reward.reward_model.enable, "reward models"),
-        ("distillation.enabled", config.distillation.enabled, "teachers"),
-        ("actor_rollout_ref.rollout.name", config.actor_rollout_ref.rollout.name != "vllm", "engines but vLLM"),
-        ("trainer.use_v1", not config.trainer.use_v1, "trainers but verl's V1"),
-        (
-            "actor_rollout_ref.hybrid_engine",
-            config.trainer.v1.trainer_mode == SEPARATE and config.actor_rollout_ref.hybrid_engine,
-            "engines on the GPUs of a separate trainer",
-        ),
         ("algorithm.adv_estimator", config.algorithm.adv_estimator == "gae", "critics"),
     ):
         if is_used:
@@ -126,8 +117,6 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
         trainer.total_training_steps = min(options.steps, trainer.total_training_steps or options.steps)
         if not have_own_gpus(config):
             rollout.nnodes, rollout.n_gpus_per_node = trainer.nnodes, trainer.n_gpus_per_node
-        elif rollout.checkpoint_engine.backend != "naive":  # which verl refuses
-            rollout.checkpoint_engine.backend = NO_TRANSFER
         _share_workers(config, options)
         config.reward.num_workers = 1
         config.data.dataloader_num_workers = 0
@@ -137,9 +126,8 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
         ray_init.include_dashboard = False
         ray_init.object_store_memory = _OBJECT_STORE_BYTES
         _script_rewards(config)
-        if trainer.v1.trainer_mode == "async_dapo":
-            config.async_dapo.round_timeout_s /= options.speedup
-            config.async_dapo.calls.timeout_s /= options.speedup
+        config.async_dapo.round_timeout_s /= options.speedup
+        config.async_dapo.calls.timeout_s /= options.speedup
         tools = options.scenario(config).tools()
         if tools.count:
             _call_tools(config, tools, options)

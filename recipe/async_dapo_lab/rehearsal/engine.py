@@ -60,8 +60,6 @@ class EmulatedEngine:
         self._prefixes: dict[int, tuple[Answer, int]] = {}
         self._running: dict[str, _Running] = {}
         self._unadmitted: set[_Running] = set()
-        self._all_admitted = asyncio.Event()
-        self._all_admitted.set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_paused = False
         self._lateness_s: list[float] = []
@@ -88,7 +86,6 @@ class EmulatedEngine:
         )
         self._running[request_id] = running
         self._unadmitted.add(running)
-        self._all_admitted.clear()
         self.model.submit(running.request, self._clock.now_s())
         self._arm()
         try:
@@ -126,15 +123,6 @@ class EmulatedEngine:
             self._is_paused = False
             self.model.resume(self._clock.now_s())
             self._after_change()
-
-    async def wait_admitted(self) -> None:
-        """Until no request waits for its place in the batch."""
-        await self._all_admitted.wait()
-
-    def report_admissions(self) -> None:
-        """Let what waits for the admission of requests go on, as if all were in the batch."""
-        for running in list(self._unadmitted):
-            self._admit(running)
 
     async def sleep(self, level: int = 1) -> None:
         if self._running and not self._is_paused:
@@ -186,12 +174,7 @@ class EmulatedEngine:
 
     def _admit(self, running: _Running) -> None:
         running.hand_out([], None)
-        self._forget_admission(running)
-
-    def _forget_admission(self, running: _Running) -> None:
         self._unadmitted.discard(running)
-        if not self._unadmitted:
-            self._all_admitted.set()
 
     def _abort_all(self) -> None:
         for request in self.model.abort(self._clock.now_s()):
@@ -206,7 +189,7 @@ class EmulatedEngine:
     def _end(self, running: _Running, *, is_aborted: bool) -> None:
         running.is_over = True
         self._running.pop(running.request_id, None)
-        self._forget_admission(running)
+        self._unadmitted.discard(running)
         answer, done_tok = running.answer, running.done_tok + running.request.generated_tok
         if done_tok < answer.length_tok:
             context_ids = running.prompt_ids + answer.tokens(running.done_tok, done_tok)

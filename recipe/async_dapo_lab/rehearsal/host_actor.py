@@ -18,10 +18,10 @@ HOST_NAME = "rehearsed_servers"
 class HostActor:
     """A `ServerHost` as an actor."""
 
-    def __init__(self, config: DictConfig, is_recipe: bool) -> None:
+    def __init__(self, config: DictConfig) -> None:
         from .servers import ServerHost
 
-        self._host = ServerHost(config, is_recipe)
+        self._host = ServerHost(config)
 
     async def launch(self, rank: int, **arguments: Any) -> None:
         await self._host.launch(rank, **arguments)
@@ -29,8 +29,8 @@ class HostActor:
     async def call(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return await self._host.call(rank, method, args, kwargs)
 
-    async def close(self) -> None:
-        await self._host.close()
+    async def take_lateness(self) -> list[float]:
+        return self._host.take_lateness()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ServerHandle:
         return SimpleNamespace(remote=remote)
 
 
-def start_host(config: DictConfig, *, is_recipe: bool, num_servers: int) -> ActorHandle:
+def start_host(config: DictConfig, *, num_servers: int) -> ActorHandle:
     """Start the actor that holds all servers; replicas find it by its name while the handle is kept."""
     limit = num_servers * max(1000, config.actor_rollout_ref.rollout.max_num_seqs + 16)  # that of verl's servers
-    return ray.remote(num_cpus=0, max_concurrency=limit)(HostActor).options(name=HOST_NAME).remote(config, is_recipe)
+    return ray.remote(num_cpus=0, max_concurrency=limit)(HostActor).options(name=HOST_NAME).remote(config)

@@ -18,7 +18,6 @@ from ...async_dapo.config.values import (
     NotNegative,
     Placement,
     Positive,
-    Seconds,
     SpeculativeConfig,
     parse_options,
 )
@@ -36,8 +35,6 @@ ConfigStore.instance().store(
 )
 NODE = "rehearsal."
 KV_CACHE_DTYPE = "engine_kwargs.vllm.kv_cache_dtype"
-RECIPE_MODE = "async_dapo"
-SEPARATE = "separate_async"  # verl's mode with GPUs of their own for trainer and engines
 
 
 class CompressedClock:
@@ -72,7 +69,6 @@ class RehearsalOptions:
     warmup: NotNegative
     stand_in: bool
     workers: Count
-    poll_s: Seconds
     output: str
     inputs: Mapping[str, Any]
 
@@ -97,12 +93,8 @@ class RehearsalOptions:
         return Path(self.output).absolute()
 
     @property
-    def engines_file(self) -> Path:
-        return self.folder / "engines.jsonl"
-
-    @property
-    def phases_file(self) -> Path:
-        return self.folder / "phases.jsonl"
+    def spans_file(self) -> Path:
+        return self.folder / "spans.jsonl"
 
     def planner_inputs(self, config: DictConfig) -> Inputs:
         """What the planner is to be asked for the same run.
@@ -138,24 +130,20 @@ class RehearsalOptions:
     def scenario(self, config: DictConfig) -> Scenario:
         return self.planner_inputs(config).scenario()
 
-    def step_cost(self, config: DictConfig, *, is_recipe: bool) -> StepCost:
+    def step_cost(self, config: DictConfig) -> StepCost:
         """Of the engines.
-
-        Args:
-            is_recipe: they are this recipe's, and draft if its options say so.
 
         Raises:
             ConfigError: if they draft, and `drafts_accepted` is not given.
         """
         own = SpeculativeConfig.of(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
-        drafts = own is not None or (is_recipe and config.async_dapo.drafts is not None)
+        drafts = own is not None or config.async_dapo.drafts is not None
         return self.scenario(config).step_cost(drafts=drafts)
 
 
 def have_own_gpus(config: DictConfig) -> bool:
     """Whether engines do."""
-    mode = config.trainer.v1.trainer_mode
-    return mode == SEPARATE or (mode == RECIPE_MODE and config.async_dapo.placement == Placement.SEPARATE)
+    return config.async_dapo.placement == Placement.SEPARATE
 
 
 def gpus_of(config: DictConfig) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,18 @@ import numpy as np
 import psutil
 from omegaconf import DictConfig
 
-from ...async_dapo.record.keys import OFF_POLICY, WASTE_RATIO
+from ...async_dapo.record.keys import IDLE_RATIO, OFF_POLICY, WASTE_RATIO
+from ...async_dapo.record.run_files import read_lines
 from ..plan.candidates import Bound, bound_of
 from ..plan.scenario import Scenario
 from ..quickstart.run_metrics import RunMetrics
 from .options import RehearsalOptions
-from .timeline import Timeline
 
 MAX_LATE_SHARE = 0.02  # of a step: how late an engine may notice that its batch changes
 MAX_CPU_SHARE = 0.5  # of the machine, used by the run itself
 _PERCENTILE = 99.0
 
 STALENESS = "training/off_policy/trajectory_staleness_worst/mean"
-# Valid groups that verl throws away: sync those after the B-th, its asynchronous modes those that are too old.
-VERL_DISCARDS = ("training/filter_groups/discarded_surplus_samples", "training/off_policy/evicted_samples")
 # Below the table in the terminal.
 LEGEND = """\
 idle: empty capacity, of what was used at the rollout's peak. tok/s/GPU: trained tokens.
@@ -104,8 +102,8 @@ class Step:
     Attributes:
         step_s: from the end of the step before, or of the validation after it, to its own end.
         idle: empty capacity, of what was used at the rollout's peak [0-1].
-        waste: thrown-away over thrown-away plus trained, in tokens, for verl's modes in groups [0-1].
-        off_policy: share of trained tokens from older versions; None where they are not counted.
+        waste: thrown-away over thrown-away plus trained tokens [0-1].
+        off_policy: share of trained tokens from older versions.
         staleness: of a trajectory's oldest token, mean over trajectories [versions].
         length_bias: mean trained over mean natural response length.
     """
@@ -117,7 +115,7 @@ class Step:
     tokens_per_s_per_gpu: float
     bound_share: float
     waste: float
-    off_policy: float | None
+    off_policy: float
     staleness: float
     length_bias: float
 
@@ -129,7 +127,7 @@ COLUMNS: dict[str, Callable[[Step], str]] = {
     "tok/s/GPU": lambda step: f"{step.tokens_per_s_per_gpu:.0f}",
     "of bound": lambda step: f"{step.bound_share:.2f}",
     "waste": lambda step: f"{step.waste:.2f}",
-    "off-policy": lambda step: "-" if step.off_policy is None else f"{step.off_policy:.2f}",
+    "off-policy": lambda step: f"{step.off_policy:.2f}",
     "staleness": lambda step: f"{step.staleness:.2f}",
     "bias": lambda step: f"{step.length_bias:.2f}",
 }
@@ -156,17 +154,16 @@ def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: Ended) ->
     bound = bound_of(scenario)
     metrics = RunMetrics(file=options.folder / "metrics.jsonl")
     metrics.read_new()
-    timeline = Timeline.load(options.engines_file, options.phases_file)
+    spans = {span["step"]: span for span in read_lines(options.spans_file)}
     steps = [
-        _step(number, values, timeline, bound, scenario)
-        for number, values in sorted(metrics.by_step.items())
-        if number in timeline.steps
+        _step(number, metrics.by_step[number], span, bound, scenario)
+        for number, span in spans.items()
+        if number in metrics.by_step
     ]
     measured = steps[options.warmup :] or steps[-1:]
     mean = _mean(measured)
-    began_s, ended_s = timeline.steps[measured[0].step].began_s, timeline.steps[measured[-1].step].ended_s
     return Rehearsal(
-        system=_system(config),
+        system=config.async_dapo.rollout_strategy,
         setting=_setting(scenario),
         speedup=options.speedup,
         steps=steps,
@@ -175,8 +172,8 @@ def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: Ended) ->
         bound=bound,
         num_gpus=scenario.num_gpus,
         validity=judge(
-            late_s=timeline.lateness_between(began_s, ended_s),
-            trainer_late_s=timeline.trainer_late_s(measured[0].step, measured[-1].step) / len(measured),
+            late_s=[late_s for step in measured for late_s in spans[step.step]["engines_late_s"]],
+            trainer_late_s=float(np.mean([spans[step.step]["trainer_late_s"] for step in measured])),
             step_s=mean.step_s,
             cpu_share=run.cpu_share,
             speedup=options.speedup,
@@ -186,46 +183,29 @@ def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: Ended) ->
     )
 
 
-def _step(number: int, values: dict[str, float], timeline: Timeline, bound: Bound, scenario: Scenario) -> Step:
-    span, batch_groups = timeline.steps[number], scenario.train_batch_size
-    trained_tok = values["response_length/mean"] * batch_groups * scenario.rollout_n
-    discarded = sum(values.get(key, 0.0) for key in VERL_DISCARDS)
+def _step(number: int, values: Mapping[str, float], span: Mapping[str, Any], bound: Bound, scenario: Scenario) -> Step:
+    trained_tok = values["response_length/mean"] * scenario.train_batch_size * scenario.rollout_n
     return Step(
         step=number,
-        step_s=span.step_s,
-        rollout_s=span.rollout_s,
-        idle=timeline.idle_between(span.rollout_began_s, span.rollout_ended_s),
-        tokens_per_s_per_gpu=trained_tok / span.step_s / scenario.num_gpus,
-        bound_share=bound.step_s / span.step_s,
-        waste=values[WASTE_RATIO] if WASTE_RATIO in values else discarded / (discarded + batch_groups),
-        off_policy=values.get(OFF_POLICY),
-        staleness=values.get(STALENESS, 0.0),
+        step_s=span["step_s"],
+        rollout_s=span["rollout_s"],
+        idle=values[IDLE_RATIO],
+        tokens_per_s_per_gpu=trained_tok / span["step_s"] / scenario.num_gpus,
+        bound_share=bound.step_s / span["step_s"],
+        waste=values[WASTE_RATIO],
+        off_policy=values[OFF_POLICY],
+        staleness=values[STALENESS],
         length_bias=values["response_length/mean"] / bound.trained_len_tok,
     )
 
 
 def _mean(steps: Sequence[Step]) -> Step:
-    def mean(name: str) -> Any:
-        column = [getattr(step, name) for step in steps]
-        return None if None in column else float(np.mean(column))
-
-    step_s = mean("step_s")
-    rates = {
-        "bound_share": np.mean([step.bound_share * step.step_s for step in steps]) / step_s,
-        "tokens_per_s_per_gpu": np.mean([step.tokens_per_s_per_gpu * step.step_s for step in steps]) / step_s,
-    }
-    names = ("rollout_s", "idle", "waste", "off_policy", "staleness", "length_bias")
-    return Step(
-        step=0,
-        step_s=step_s,
-        **{name: float(value) for name, value in rates.items()},
-        **{name: mean(name) for name in names},
-    )
-
-
-def _system(config: DictConfig) -> str:
-    mode = config.trainer.v1.trainer_mode
-    return config.async_dapo.rollout_strategy if mode == "async_dapo" else f"verl {mode}"
+    """Of seconds and shares; rates are those of all steps together."""
+    weights = np.array([step.step_s for step in steps])
+    mean: dict[str, Any] = {name: float(np.mean([getattr(one, name) for one in steps])) for name in Step.__slots__}
+    for name in ("bound_share", "tokens_per_s_per_gpu"):
+        mean[name] = float(np.average([getattr(step, name) for step in steps], weights=weights))
+    return Step(**mean | {"step": 0})
 
 
 def _setting(scenario: Scenario) -> str:

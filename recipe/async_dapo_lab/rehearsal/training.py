@@ -1,4 +1,4 @@
-"""verl's trainer loop, and this recipe's, with modelled seconds in place of the training itself."""
+"""This recipe's trainer loop, with modelled seconds in place of the training itself."""
 
 import asyncio
 import json
@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.single_controller.ray import ResourcePoolManager
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.ray_utils import auto_await
@@ -31,8 +30,6 @@ from ..plan.costs import TrainingCost
 from .host_actor import HOST_NAME, ServerHandle, start_host
 from .options import CompressedClock, RehearsalOptions, gpus_of, make_clock
 from .worker import EmulatedRank
-
-_SHORTEST_POLL_S = 0.02  # a look at TransferQueue takes some milliseconds of this machine [real s]
 
 
 class EmulatedReplica(vLLMReplica):
@@ -128,12 +125,9 @@ class EmulatedWeightSync(CheckpointEngineManager):
 
     @auto_await
     async def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:
-        await self.install_weights(global_steps)
-        return {}
-
-    async def install_weights(self, global_steps: int | None) -> None:
         await asyncio.to_thread(self.schedule.spend, self.update_s)
         await await_all(replica.install_weights(global_steps) for replica in self.replicas)
+        return {}
 
 
 class EmulatedTraining(PPOTrainer):
@@ -144,7 +138,7 @@ class EmulatedTraining(PPOTrainer):
     """
 
     _enable_hybrid_replicas = False
-    _is_recipe = False
+    _ended_s: float | None = None  # of the step before, or of the validation after it [virtual s]
     actor_rollout_wg: Any
     ref_policy_wg: Any
 
@@ -154,14 +148,8 @@ class EmulatedTraining(PPOTrainer):
         self._training_cost = self._scenario.training_cost()
         self._clock = make_clock(config)
         self._schedule = TrainingSchedule(self._clock)
-        self._phases = self._rehearsal.phases_file.open("w", buffering=1)
+        self._spans = self._rehearsal.spans_file.open("w", buffering=1)
         super().__init__(config)
-
-    def _build_replay_buffer(self) -> ReplayBuffer:
-        buffer = super()._build_replay_buffer()
-        if not self._is_recipe:
-            buffer.poll_interval = max(_SHORTEST_POLL_S, self._rehearsal.poll_s / self._rehearsal.speedup)
-        return buffer
 
     def _init_resource_pool_mgr(self) -> None:
         PPOTrainer._init_resource_pool_mgr(self)  # whatever worker class a trainer wants, it is emulated
@@ -174,7 +162,7 @@ class EmulatedTraining(PPOTrainer):
 
     def _setup(self) -> None:
         RolloutReplicaRegistry.register("vllm", lambda: EmulatedReplica)
-        self._host = start_host(self.config, is_recipe=self._is_recipe, num_servers=self._scenario.num_servers)
+        self._host = start_host(self.config, num_servers=self._scenario.num_servers)
         super()._setup()
         self._start_engines()
         self._time_ranks()
@@ -182,17 +170,13 @@ class EmulatedTraining(PPOTrainer):
 
     def _start_engines(self) -> None:
         self.llm_server_manager = LLMServerManager.create(config=self.config)
-        self.checkpoint_manager = self._weight_sync(EmulatedWeightSync, self.llm_server_manager)
-        self.checkpoint_manager.sleep_replicas()
-
-    def _weight_sync(self, kind: type[EmulatedWeightSync], manager: LLMServerManager) -> EmulatedWeightSync:
-        sync = kind(
+        self.checkpoint_manager = sync = EmulatedWeightSync(
             config=omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine),
             actor_wg=self.actor_rollout_wg,
-            replicas=manager.get_replicas(),
+            replicas=self.llm_server_manager.get_replicas(),
         )
         sync.schedule, sync.update_s = self._schedule, self._scenario.weight_update_s
-        return sync
+        sync.sleep_replicas()
 
     def _time_ranks(self) -> None:
         """What asks the ranks for a pass over a batch waits for its seconds. One worker group may have two names."""
@@ -207,30 +191,38 @@ class EmulatedTraining(PPOTrainer):
 
     def fit(self, agent_loop_manager: Any) -> None:
         super().fit(agent_loop_manager)
-        ray.get(self._host.close.remote())
-        self._phases.close()
+        self._spans.close()
 
     def on_step_begin(self) -> None:
-        self._note("rollout")
+        self._rollout_began_s = self._clock.now_s()
         super().on_step_begin()
 
     def on_sample_end(self) -> None:
         super().on_sample_end()
         self._schedule.begin()
-        self._note("log_prob")
+        self._rollout_ended_s = self._clock.now_s()
 
     def on_step_end(self) -> None:
         super().on_step_end()
-        self._note("end", late_s=self._schedule.late_s)
+        self._write_span()
+        self._ended_s = self._clock.now_s()
 
     def on_validate_end(self) -> None:
         super().on_validate_end()
-        self._note("validated")
+        self._ended_s = self._clock.now_s()
 
-    def _note(self, phase: str, **more: float) -> None:
-        """A line says which phase began when."""
-        line = {"time_s": self._clock.now_s(), "step": self.global_steps, "phase": phase}
-        self._phases.write(json.dumps(line | more) + "\n")
+    def _write_span(self) -> None:
+        """A line a step: what it took, and how late trainer and engines were in it [virtual s]. What the trainer does
+        between two steps is not modelled."""
+        began_s = self._rollout_began_s if self._ended_s is None else self._ended_s
+        line = {
+            "step": self.global_steps,
+            "step_s": self._clock.now_s() - began_s,
+            "rollout_s": self._rollout_ended_s - self._rollout_began_s,
+            "trainer_late_s": self._rollout_began_s - began_s + self._schedule.late_s,
+            "engines_late_s": ray.get(self._host.take_lateness.remote()),
+        }
+        self._spans.write(json.dumps(line) + "\n")
 
 
 class _RecipesLines(AsyncDAPOTrainer):
@@ -243,7 +235,7 @@ class _RecipesLines(AsyncDAPOTrainer):
 
 
 class RehearsedAsyncDAPO(EmulatedTraining, _RecipesLines):
-    _is_recipe = True
+    """`async_dapo.placement=colocated`."""
 
 
 class EmulatedSeparateEngines(SeparateEngines):
@@ -262,7 +254,6 @@ class EmulatedSeparateEngines(SeparateEngines):
 class RehearsedSeparate(EmulatedTraining, _RecipesLines, SeparateTrainer):
     """`async_dapo.placement=separate`."""
 
-    _is_recipe = True
     _engines_class = EmulatedSeparateEngines
 
     def __init__(self, config: DictConfig) -> None:
