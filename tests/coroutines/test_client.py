@@ -22,6 +22,7 @@ from ..support.client_world import (
     assert_whole,
     cancel_at,
     ending_of,
+    llm_client,
     stopped_at,
     world,
 )
@@ -273,6 +274,21 @@ async def test_given_a_response_of_two_requests_when_it_is_whole_then_it_has_the
     output = await it.generate()
     assert output.num_preempted == 2
     assert {name: output.extra_fields[name] for name in COUNTS} == {name: 2 * n for name, n in COUNTS.items()}
+
+
+@pytest.mark.parametrize("has_old_kv", [False, True])
+async def test_given_old_kv_when_a_request_is_continued_then_it_says_which_version_began_it_and_counts_what_is_found(
+    telling_servers, has_old_kv
+):
+    it = world()
+    it.client = llm_client(it.balancer_handle, continues=True, has_old_kv=has_old_kv)
+    await stopped_at(it, 3.0)
+    before_tok = it.trajectory.generated_tok
+    await it.generate()
+    asked = [kwargs for handle in it.handles.values() for name, _, kwargs in handle.calls if name == "generate"]
+    assert sorted(kwargs.get("began", -1) for kwargs in asked) == ([-1, 0] if has_old_kv else [-1, -1])
+    assert it.recorder.found_tok == COUNTS["num_cached_tokens"]
+    assert it.recorder.reprefilled_tok == [len(PROMPT) + before_tok - it.recorder.found_tok]
 
 
 async def test_given_a_server_when_a_request_ends_then_its_last_output_has_what_vllm_says(monkeypatch) -> None:

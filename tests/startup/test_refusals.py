@@ -306,13 +306,22 @@ def test_an_option_that_another_one_shadows_must_agree_with_it(run):
         assert f"{key}={not values[key]}: {said}" in errors
 
 
-@pytest.mark.parametrize(("overrides", "drafts"), [("", False), ("head", True), ("ngram", True)])
-def test_the_client_knows_whatever_drafts_so_that_it_refuses_stop_strings(run, overrides, drafts):
+@pytest.mark.parametrize(
+    ("overrides", "known"),
+    [
+        ("", {"continues"}),
+        ("head", {"continues", "drafts"}),  # it refuses stop strings
+        ("ngram", {"continues", "drafts"}),
+        ("stale_kv", set()),
+        ("host_kv", {"continues", "has_old_kv"}),
+    ],
+)
+def test_the_client_knows_how_requests_go_on_and_whatever_drafts(run, overrides, known):
     trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
     trainer.config = run(*in_full(overrides))
     trainer.options = AsyncDAPOConfig.from_hydra(trainer.config)
     trainer.llm_server_manager = SimpleNamespace(get_client=lambda **arguments: arguments)
-    assert trainer.get_llm_client()["drafts"] == drafts
+    assert {name for name, value in trainer.get_llm_client().items() if value is True} == known
 
 
 @pytest.mark.parametrize(
