@@ -11,8 +11,7 @@ import pandas as pd
 
 from benchmarks.defaults import draw as defaults
 from benchmarks.faults import summary as faults
-from benchmarks.learning import alarm
-from benchmarks.learning import summary as learning
+from benchmarks.learning import draw as learning
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.support.tables import markdown
 
@@ -213,41 +212,13 @@ _WORDS = {"continued": "goes on", "ended": "ends"}
 
 
 @cache
-def _learned() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """The laboratory's runs and curves, and runs beside their on-policy runs."""
-    runs, curves = learning.read()
-    return runs, curves, learning.compared(runs, curves)
+def _learned() -> dict[str, str]:
+    return learning.tables()
 
 
-def learned_on_policy() -> str:
-    return _or_none(learning.on_policy(_learned()[0]))
-
-
-def learned_corrections() -> str:
-    return _or_none(learning.others(_learned()[2]))
-
-
-def learned_by_setting() -> str:
-    return _or_none(learning.by_setting(learning.law(_learned()[2])))
-
-
-def learned_recommendation() -> str:
-    return learning.recommendation(learning.law(_learned()[2]))
-
-
-def learned_alarm() -> str:
-    _, curves, compared = _learned()
-    return alarm.in_words(compared, curves)
-
-
-def learned_targets() -> str:
-    _, curves, compared = _learned()
-    table = learning.targets(learning.law(compared))
-    return markdown(pd.concat([table, pd.DataFrame([alarm.target(compared, curves)])]))
-
-
-def _or_none(table: pd.DataFrame) -> str:
-    return markdown(table) if len(table) else "No rows yet.\n"
+def learned(name: str) -> str:
+    """A part of what the learning laboratory's runs come to."""
+    return _learned()[name]
 
 
 def quick_start() -> pd.DataFrame:

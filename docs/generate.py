@@ -59,6 +59,7 @@ EXAMPLES = {
     "tools/booking.py": "python",
     "tools/mcp_tool.py": "python",
 }
+LEARNED = ("recommendation", "on-policy", "settings", "corrections", "alarm")  # of docs/evidence/learning.md
 AGENTS = ("agent_loop/guessing.py", "tools/booking.py", "tools/mcp_tool.py")  # shown in docs/agents.md
 
 
@@ -89,7 +90,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/plan_check_rehearse.md": {"reference setting": table(evidence.reference_setting)},
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},
-    "docs/off_policy.md": {"recommendation": evidence.learned_recommendation},
+    "docs/off_policy.md": {"recommendation": partial(evidence.learned, "recommendation")},
     "docs/evidence/side_by_side.md": {"side by side": evidence.side_by_side_table},
     "docs/evidence/grid.md": {
         "defaults": evidence.grid,
@@ -97,19 +98,13 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "verl's job": table(verl_job.seconds_table),
     },
     "docs/evidence/faults.md": {"fault matrix": evidence.struck},
-    "docs/evidence/learning.md": {
-        "recommendation": evidence.learned_recommendation,
-        "on-policy": evidence.learned_on_policy,
-        "settings": evidence.learned_by_setting,
-        "corrections": evidence.learned_corrections,
-        "alarm": evidence.learned_alarm,
-    },
+    "docs/evidence/learning.md": {name: partial(evidence.learned, name) for name in LEARNED},
     "benchmarks/TARGETS.md": {
         "quick start": table(evidence.quick_start),
         "on-policy": evidence.on_policy_measured,
         "equals measured": evidence.equals_measured,
         "drafts measured": evidence.drafts_measured,
-        "learning": evidence.learned_targets,
+        "learning": partial(evidence.learned, "learning"),
     },
 }
 

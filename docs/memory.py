@@ -1,11 +1,11 @@
-"""The memory table of docs/cluster.md, by the arithmetic of the planner and of the start-up check."""
+"""The memory table of docs/cluster.md, by the arithmetic of the planner and of the lab's check."""
 
 import pandas as pd
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.core.trainer_memory import TRAINED_COPIES, TrainerMemory
 from recipe.async_dapo_lab.plan.costs import ServerConstants, kv_room_tok
 from recipe.async_dapo_lab.plan.hardware import Accelerator, ModelShape, find_accelerator, load_model
+from recipe.async_dapo_lab.plan.trainer_memory import TRAINED_COPIES, TrainerMemory
 
 # Model, GPUs that train it together, GPUs of an engine.
 SETTINGS = (("qwen3-8b", 8, 1), ("qwen3-32b", 32, 4))

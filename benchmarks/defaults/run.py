@@ -41,18 +41,12 @@ CAPS = tuple(percent / 100 for percent in range(10, 100, 5))  # tried for an equ
 def candidates(setting: Setting) -> list[tuple[str, Candidate]]:
     """(kind, system) of a setting, but for the one that needs another's result."""
     scenario = setting.scenario()
-    pools = pool_sizes(scenario)
-    tuned = [
-        *recipe_candidates(
-            scenario,
-            strategies=[RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV],
-            stop_rules=[StopRuleName.FIRST_COMPLETED, StopRuleName.FIFO],
-            concurrency=pools,
-        ),
-        *recipe_candidates(
-            scenario, strategies=[RolloutStrategy.DISCARD], stop_rules=[StopRuleName.DRAIN], concurrency=pools
-        ),
-    ]
+    tuned = recipe_candidates(
+        scenario,
+        strategies=[RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV, RolloutStrategy.DISCARD],
+        pool_sizes=pool_sizes(scenario),
+    )
+    tuned = [one for one in tuned if one.strategy != RolloutStrategy.DISCARD or one.stop_rule == StopRuleName.DRAIN]
     host_kv = ours(HOST_KV, rollout_strategy="partial_stale_kv", host_kv_gib=HOST_GIB)
     alike = verl_colocate_async(groups=setting.groups)
     alike = replace(alike, name=COLOCATE_ALIKE, habits=replace(alike.habits, always_scores=False))

@@ -58,7 +58,7 @@ class Setting:
             "length_median_tok": float(self.median_tok),
             "length_sigma": self.sigma,
         }
-        return Inputs.load(None, values | GRIDS[self.grid] | more).scenario()
+        return Inputs.load(values | GRIDS[self.grid] | more).scenario()
 
 
 def _of(servers: int, accelerator: str, groups: int, n: int, limit_k: int, median_tok: int, sigma: float, **rest: Any):

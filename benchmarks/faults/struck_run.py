@@ -47,12 +47,12 @@ def _run(config: DictConfig) -> None:
 
 
 def _rehearse(config: DictConfig) -> None:
-    from recipe.async_dapo_lab.rehearsal.emulation import check_as_training, emulate, use_stand_in
+    from recipe.async_dapo_lab.rehearsal.emulation import emulate, use_stand_in
 
     options = RehearsalOptions.from_hydra(config)
     use_stand_in(config, options)
     folder = Path(config.trainer.default_local_dir)
-    check_as_training(config)
+    check_all(config)
     options.folder.mkdir(parents=True, exist_ok=True)
     emulate(config, options)
     with open_dict(config):  # unlike other rehearsals it goes on where the last life ended

@@ -1,6 +1,6 @@
-"""Which rule on what a run measures anyway tells at half time that it will end below its on-policy run.
+"""Which rule on what a run measures anyway tells at half time that it will be lost.
 
-A rule is one limit of one figure: that with the largest share of bad runs found less the share of false alarms. To
+A rule is one limit of one figure: that with the largest share of lost runs found less the share of false alarms. To
 judge it, it is chosen anew for each seed from the runs of all other seeds.
 """
 
@@ -11,29 +11,50 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from .summary import LOST, ROW
+from .summary import JOB, ROW
 
 MEASURED = ("k3_kl", "k3_of_1", "ess_ratio", "ratio_max", "entropy", "clipped", "gradient", "reward")
 HEALTHY = 0.05  # accuracy below on-policy's at most
-LABELS = {f"lost ({LOST:g} below on-policy)": LOST, f"worse (more than {HEALTHY:g} below)": HEALTHY}
 _QUANTILES = np.linspace(0.04, 0.96, 24)
-_FEWEST = 5  # bad runs
+_FEWEST = 5  # lost runs
 _FOUND, _MOST_FALSE = 0.8, 0.05
+
+Share = tuple[int, int]  # so many of so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """A rule, and what it tells of runs of seeds that it was not chosen by."""
+    """A rule, and what it tells of runs of seeds that it was not chosen by.
+
+    Attributes:
+        false: alarms, of healthy runs.
+        false_near: the same of tasks and rates that lost a run.
+    """
 
     rule: str
-    found: int
-    bad: int
-    false: int
-    healthy: int
+    found: Share
+    false: Share
+    false_near: Share
 
     @property
     def tells_something(self) -> bool:
-        return wilson(self.found, self.bad)[0] > wilson(self.false, self.healthy)[1]
+        return wilson(self.found)[0] > wilson(self.false_near)[1]
+
+
+def find(pairs: pd.DataFrame, curves: pd.DataFrame) -> Alarm | None:
+    """The best rule; None if too few runs were lost to choose by."""
+    judged = pairs[(pairs["staleness"] != "0") & (pairs["lost"] | (pairs["gap"] > -HEALTHY))].reset_index(drop=True)
+    lost, seeds = judged["lost"].to_numpy(dtype=bool), judged["seed"].to_numpy()
+    if lost.sum() < _FEWEST or len(set(seeds[lost])) < 2 or lost.all():
+        return None
+    names, fires = _limits(figures(judged, curves))
+    told = np.zeros_like(lost)
+    for seed in set(seeds):
+        own = seeds == seed
+        told[own] = fires[_best(fires[:, ~own], lost[~own])][own]
+    near = judged.groupby(JOB)["lost"].transform("any").to_numpy(dtype=bool) & ~lost
+    shares = (((told & runs).sum(), runs.sum()) for runs in (lost, ~lost, near))
+    return Alarm(rule=names[_best(fires, lost)], **dict(zip(("found", "false", "false_near"), shares, strict=True)))
 
 
 def figures(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
@@ -44,22 +65,6 @@ def figures(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     second, first = (early[part].groupby(ROW)[[*MEASURED]].mean() for part in (is_second, ~is_second))
     table = second.join((second / first).add_suffix(", growth"))
     return table.reindex(pd.MultiIndex.from_frame(runs[ROW])).reset_index(drop=True)
-
-
-def find(runs: pd.DataFrame, curves: pd.DataFrame, *, below: float) -> Alarm | None:
-    """The best rule for runs that end so far below on-policy; None if they are too few to choose by."""
-    runs = runs[(runs["gap"] <= -below) | (runs["gap"] > -HEALTHY)].reset_index(drop=True)
-    is_bad, seeds = (runs["gap"] <= -below).to_numpy(), runs["seed"].to_numpy()
-    if is_bad.sum() < _FEWEST or (~is_bad).sum() < _FEWEST or len(set(seeds[is_bad])) < 2:
-        return None
-    names, fires = _limits(figures(runs, curves))
-    told = np.zeros(len(runs), dtype=bool)
-    for seed in set(seeds):
-        own = seeds == seed
-        told[own] = fires[_best(fires[:, ~own], is_bad[~own])][own]
-    found, false = int((told & is_bad).sum()), int((told & ~is_bad).sum())
-    rule = names[_best(fires, is_bad)]
-    return Alarm(rule=rule, found=found, bad=is_bad.sum(), false=false, healthy=(~is_bad).sum())
 
 
 def _limits(table: pd.DataFrame) -> tuple[list[str], NDArray[np.bool_]]:
@@ -73,49 +78,46 @@ def _limits(table: pd.DataFrame) -> tuple[list[str], NDArray[np.bool_]]:
     return names, np.array(fires)
 
 
-def _best(fires: NDArray[np.bool_], is_bad: NDArray[np.bool_]) -> int:
+def _best(fires: NDArray[np.bool_], lost: NDArray[np.bool_]) -> int:
     """The limit that tells most."""
-    worth = is_bad / max(1, is_bad.sum()) - ~is_bad / max(1, (~is_bad).sum())
+    worth = lost / max(1, lost.sum()) - ~lost / max(1, (~lost).sum())
     return int((fires @ worth).argmax())
 
 
-def wilson(count: int, of: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927)."""
-    z2, share = 1.96**2, count / of
-    middle, half = share + z2 / 2 / of, math.sqrt(z2 * (share * (1 - share) + z2 / 4 / of) / of)
+def wilson(share: Share) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927); all of it where nothing was counted."""
+    count, of = share
+    if not of:
+        return 0.0, 1.0
+    z2, part = 1.96**2, count / of
+    middle, half = part + z2 / 2 / of, math.sqrt(z2 * (part * (1 - part) + z2 / 4 / of) / of)
     return (middle - half) / (1 + z2 / of), (middle + half) / (1 + z2 / of)
 
 
-def in_words(runs: pd.DataFrame, curves: pd.DataFrame) -> str:
-    """A line for each kind of bad run."""
-    lines = []
-    for label, below in LABELS.items():
-        bad, healthy = (runs["gap"] <= -below).sum(), (runs["gap"] > -HEALTHY).sum()
-        head = f"- **{label[0].upper()}{label[1:]}**: {bad} runs, {healthy} healthy ones."
-        alarm = find(runs, curves, below=below)
-        if alarm is None:
-            lines.append(f"{head} Too few to choose a rule by.")
-            continue
-        found, false = _share(alarm.found, alarm.bad), _share(alarm.false, alarm.healthy)
-        verdict = "" if alarm.tells_something else " It is not better than chance."
-        lines.append(f"{head} The best rule, {alarm.rule}, finds {found}, with false alarms for {false}.{verdict}")
-    return "\n".join(lines) + "\n"
-
-
-def target(runs: pd.DataFrame, curves: pd.DataFrame) -> dict[str, object]:
-    """As a row beside those of `summary.targets`."""
-    row = {
-        "Target": f"Alarm at half time: lost runs found, with at most {100 * _MOST_FALSE:g} % false",
-        "Limit": _FOUND,
-    }
-    alarm = find(runs, curves, below=LOST)
+def in_words(pairs: pd.DataFrame, curves: pd.DataFrame) -> str:
+    alarm = find(pairs, curves)
     if alarm is None:
-        return row | {"Measured, worst": "", "Met": "too few lost runs"}
-    found, false = alarm.found / alarm.bad, alarm.false / alarm.healthy
-    met = "yes" if found >= _FOUND and false <= _MOST_FALSE else "no"
-    return row | {"Measured, worst": f"{found:.2f}, false {false:.3f}", "Met": met}
+        return f"Lost: {pairs['lost'].sum()} of {len(pairs)} runs, too few to choose a rule by.\n"
+    verdict = "" if alarm.tells_something else " It is not better than chance."
+    return (
+        f"The best rule, {alarm.rule}, finds {_said(alarm.found)} of {alarm.found[1]} lost runs, with false alarms for "
+        f"{_said(alarm.false)} of {alarm.false[1]} healthy ones, and {_said(alarm.false_near)} of the "
+        f"{alarm.false_near[1]} with the task and rate of a lost one.{verdict}\n"
+    )
 
 
-def _share(count: int, of: int) -> str:
-    low, high = wilson(count, of)
-    return f"{100 * count / of:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
+def target(pairs: pd.DataFrame, curves: pd.DataFrame) -> dict[str, object]:
+    """As a row beside those of `summary.targets`."""
+    name = f"Alarm at half time: lost runs found, with at most {100 * _MOST_FALSE:g} % false"
+    alarm = find(pairs, curves)
+    if alarm is None:
+        return {"Target": name, "Limit": _FOUND, "Measured, worst": "", "Met": "too few lost runs"}
+    (found, of), (false, healthy) = alarm.found, alarm.false
+    met = "yes" if found / of >= _FOUND and false / healthy <= _MOST_FALSE else "no"
+    measured = f"{found / of:.2f}, false {false / healthy:.3f}"
+    return {"Target": name, "Limit": _FOUND, "Measured, worst": measured, "Met": met}
+
+
+def _said(share: Share) -> str:
+    low, high = wilson(share)
+    return f"{100 * share[0] / max(1, share[1]):.0f} % ({100 * low:.0f} to {100 * high:.0f})"

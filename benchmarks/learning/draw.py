@@ -18,28 +18,37 @@ from . import alarm, summary
 # between sampler and trainer, old tokens and numerical error together. M2PO (arXiv:2510.01161) masks tokens until the
 # mean of (log r)^2, about twice k3, is below a limit: 0.04 in AReaL's examples/math/gsm8k_m2po.yaml.
 PUBLISHED = {"stable below, Tinker's guide": (0.01, ":"), "limit of M2PO in AReaL": (0.02, "--")}
+_LINEAR = 0.05  # of the axis of gaps; beyond it is logarithmic
 
 
 def draw(lines: pd.DataFrame, path: Path) -> None:
+    """Filled places have an interval, which those with fewer than FEW seeds lack."""
     tasks = lines["task"].unique()
     figure = Figure(figsize=(4.2 * len(tasks) + 2, 3.6), layout="constrained")
     axes = figure.subplots(1, len(tasks), sharex=True, sharey=True, squeeze=False)[0]
-    colours = {name: f"C{place}" for place, name in enumerate(sorted(lines["correction"].unique()))}
+    names = sorted(lines["correction"].unique())
     for axis, task in zip(axes, tasks, strict=True):
         own = lines[lines["task"] == task]
+        usual = (own["rate_factor"] == 1) & (own["updates"] == 1)
         axis.axhline(0, color="0.7", linewidth=0.8)
-        for name, some in own.groupby("correction"):
-            bars = some[["gap", "low", "high"]]
-            errors = [(bars["gap"] - bars["low"]).fillna(0), (bars["high"] - bars["gap"]).fillna(0)]
-            style = {"color": colours[name], "label": name, "capsize": 2, "markersize": 4, "linewidth": 1}
-            axis.errorbar(some["nats"], some["gap"], yerr=errors, fmt="o-", **style)
-        defaults = own[(own[["strategy", "staleness", "correction"]] == [*summary.DEFAULT]).all(axis=1)]
-        defaults = defaults[(defaults["rate_factor"] == 1) & (defaults["updates"] == 1)]
+        for _, line in own[usual & (own["staleness"] == "0") & (own["seeds"] >= summary.FEW)].iterrows():
+            half = line["high"] - line["gap"]
+            axis.axhspan(-half, half, color="0.9", label="a second on-policy run, 95 %")
+        for name, some in own[own["staleness"] != "0"].groupby("correction"):
+            style = {"color": f"C{names.index(name) % 10}", "marker": "osv"[names.index(name) // 10], "markersize": 4}
+            axis.plot(some["nats"], some["gap"], fillstyle="none", linewidth=1, label=name, **style)
+            known = some[some["seeds"] >= summary.FEW]
+            half = known["high"] - known["gap"]
+            axis.errorbar(known["nats"], known["gap"], yerr=half, linestyle="none", capsize=2, **style)
+        defaults = own[usual & (own[["strategy", "staleness", "correction"]] == [*summary.DEFAULT]).all(axis=1)]
         marked = {"markersize": 12, "fillstyle": "none", "color": "black", "label": "the defaults"}
         axis.plot(defaults["nats"], defaults["gap"], "o", **marked)
         for name, (nats, dashes) in PUBLISHED.items():
             axis.axvline(nats, color="0.5", linestyle=dashes, label=name)
         axis.set_xscale("log")
+        axis.set_yscale("symlog", linthresh=_LINEAR, linscale=0.6)
+        ticks = [0.05, 0, -0.05, -0.1, -0.3, -1]
+        axis.set_yticks(ticks, map(str, ticks))
         axis.set_title(task)
         axis.set_xlabel("staleness, k3(mu, pi_prox) [nats a token]")
     axes[0].set_ylabel("accuracy less on-policy's")
@@ -48,14 +57,27 @@ def draw(lines: pd.DataFrame, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def tables(folder: Path = summary.FOLDER) -> dict[str, str]:
+    """What a folder's runs come to, by the names that the pages have for it."""
+    runs, curves = summary.read(folder)
+    pairs = summary.compared(runs, curves)
+    lines = summary.law(pairs)
+    targets = pd.concat([summary.targets(lines), pd.DataFrame([alarm.target(pairs, curves)])])
+    return {
+        "recommendation": summary.recommendation(lines),
+        "on-policy": markdown(summary.on_policy(runs)),
+        "settings": markdown(summary.by_setting(lines)),
+        "corrections": markdown(summary.others(pairs)),
+        "alarm": alarm.in_words(pairs, curves),
+        "learning": markdown(targets),
+    }
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if sys.argv[1:] else summary.FOLDER
-    runs, curves = summary.read(folder)
-    found = summary.compared(runs, curves)
-    lines = summary.law(found)
+    lines = summary.law(summary.compared(*summary.read(folder)))
     if lines.empty:
         sys.exit(f"{folder}: no run has an on-policy run of its task, learning rate, updates and seed beside it")
     lines.to_csv(folder / "law.csv", index=False, float_format="%.5g")
     draw(lines, folder / "law.png")
-    tables = (summary.on_policy(runs), summary.by_setting(lines), summary.others(found), summary.targets(lines))
-    print(*map(markdown, tables), summary.recommendation(lines), alarm.in_words(found, curves), sep="\n")
+    print(*tables(folder).values(), sep="\n")

@@ -4,7 +4,7 @@ Axes: B rows, H heads, T tokens, D features of a head, W of the model, V vocabul
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -101,45 +101,40 @@ def padded(rows: Sequence[Sequence[int]]) -> Tensor:
     return tokens_BT
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Continuation:
-    """What a model has sampled after a context, with the log-probs it was sampled with [nats]."""
+    """What a model has sampled after a prompt, with the log-probs it was sampled with [nats]."""
 
-    tokens: list[int]
-    log_probs: list[float]
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
 
 
 class Sampling:
-    """Continues contexts at temperature 1, some tokens at a time, each row until its end token or its limit.
+    """Samples at temperature 1, some tokens at a time, each row until its end token or its limit.
 
     Args:
+        prompts, rows: what is continued, and so far; the rows grow in place.
         most_tok: new tokens of each row, at least one.
-
-    Attributes:
-        continuations: one a context, which grow in place.
     """
 
     @torch.no_grad()
     def __init__(
         self,
         model: TinyTransformer,
-        contexts: Sequence[Sequence[int]],
+        prompts: Sequence[list[int]],
+        rows: Sequence[Continuation],
         most_tok: Sequence[int],
         generator: torch.Generator,
     ) -> None:
-        self.continuations = [Continuation(tokens=[], log_probs=[]) for _ in contexts]
-        self._model, self._generator = model, generator
-        self._alive_B, self._left_B = torch.arange(len(contexts)), torch.tensor(most_tok)
+        contexts = [prompt + row.tokens for prompt, row in zip(prompts, rows, strict=True)]
+        self._model, self._rows, self._generator = model, rows, generator
+        self._alive_B, self._left_B = torch.arange(len(rows)), torch.tensor(most_tok)
         self._at_B = torch.tensor([len(context) for context in contexts])  # where the next token goes
         self._caches: list[Cache] = []
         logits_BTV = model(padded(contexts), self._caches)
         self._logits_BV = logits_BTV[self._alive_B, self._at_B - 1]
         self._is_seen_BT = torch.arange(logits_BTV.shape[1]) < self._at_B[:, None]  # places of the caches
         self._decoded_to = 0  # of these places
-
-    @property
-    def has_ended(self) -> bool:
-        return not bool(self._left_B.any())
 
     @torch.no_grad()
     def advance(self, steps: int) -> None:
@@ -149,7 +144,7 @@ class Sampling:
             if step % _DROP_EVERY == 0:
                 self._drop_ended()
                 self._make_room(min(_DROP_EVERY, steps - step))
-            if self.has_ended:
+            if not self._left_B.any():
                 break
             log_prob_BV = self._logits_BV.log_softmax(-1)
             noise_BV = torch.empty_like(log_prob_BV).exponential_(generator=self._generator)
@@ -162,8 +157,8 @@ class Sampling:
         for alive, tokens, log_probs in drawn:
             for row, token, log_prob in zip(alive.tolist(), tokens.tolist(), log_probs.tolist(), strict=True):
                 if token >= 0:
-                    self.continuations[row].tokens.append(token)
-                    self.continuations[row].log_probs.append(log_prob)
+                    self._rows[row].tokens.append(token)
+                    self._rows[row].log_probs.append(log_prob)
 
     def _decode(self, token_B: Tensor) -> None:
         self._decoded_to = end = self._decoded_to + 1
@@ -187,9 +182,9 @@ class Sampling:
 
 
 def sample(
-    model: TinyTransformer, contexts: Sequence[Sequence[int]], most_tok: Sequence[int], generator: torch.Generator
+    model: TinyTransformer, prompts: Sequence[list[int]], most_tok: Sequence[int], generator: torch.Generator
 ) -> list[Continuation]:
-    """Continue each context to its end."""
-    sampling = Sampling(model, contexts, most_tok, generator)
-    sampling.advance(max(most_tok))
-    return sampling.continuations
+    """Continue each prompt to its end."""
+    rows = [Continuation() for _ in prompts]
+    Sampling(model, prompts, rows, most_tok, generator).advance(max(most_tok))
+    return rows

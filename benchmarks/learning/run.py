@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -89,7 +90,7 @@ def figures(row: Row, *, steps: int, curves: Path) -> dict[str, Any]:
         "accuracy": round(fmean(late), 4),
         "steps_done": len(measured),
         "staleness_max": int(max((one["staleness_max"] for one in measured), default=0)),
-        **{f"{name}": _mean(measured, name) for name in _MEASURED},
+        **{name: _mean(measured, name) for name in _MEASURED},
         "k3_by_age": " ".join(f"{name[6:]}:{_mean(measured, name)}" for name in ages),
         "cpu_s": round(time.process_time() - began_s - warm_s, 1),
     }
@@ -132,15 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options.output.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", "-m", "benchmarks.learning", *(sys.argv[1:] if arguments is None else arguments)])
-    cells = [
-        Row(task=task, **known[name], rate_factor=factor, updates=updates, seed=seed)
-        for task in options.tasks
-        for seed in options.seeds
-        for factor in options.rate_factors
-        for updates in options.updates
-        for name in wanted
-    ]
-    for row in cells:
+    for task, seed, factor, updates, name in product(
+        options.tasks, options.seeds, options.rate_factors, options.updates, wanted
+    ):
+        row = Row(task=task, **known[name], rate_factor=factor, updates=updates, seed=seed)
         _run(row, options.steps or row.shape.steps, options.output, command)
 
 

@@ -8,7 +8,7 @@ before the round stops. The others have not happened: the next round samples ane
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -25,7 +25,7 @@ from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import System
 from recipe.async_dapo_lab.plan.workload import ANSWERS, Answers, Workload
 
-from .model import Sampling, TinyTransformer
+from .model import Continuation, Sampling, TinyTransformer
 from .tasks import END, Exercise, Task, to_text, to_tokens
 
 _BLOCK_TOK = 8  # that are sampled before the scheduler asks for more
@@ -45,15 +45,22 @@ class Sampled:
 
 
 @dataclass(slots=True, kw_only=True)
-class _ModelAnswers(Answers):
-    """What the model answers under the weights of this round, after what it has answered so far: as far as it has been
-    sampled.
-    """
+class _ModelAnswers:
+    """In the place of `Answers`: what the model answers under the weights of this round, as far as it was sampled."""
 
+    number: int
     exercise: Exercise
     prompt: list[int]
-    tokens: list[list[int]]
-    log_probs: list[list[float]]
+    sampled: list[Continuation]
+    calls_left_s: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def response_lens_tok(self) -> list[int]:
+        return [len(one.tokens) for one in self.sampled]
+
+    @property
+    def metrics(self) -> list[float]:
+        return [reward(self.exercise, one.tokens) for one in self.sampled]
 
 
 class _Exercises(Workload):
@@ -62,25 +69,17 @@ class _Exercises(Workload):
     def __init__(self, scenario: Scenario, task: Task, seed: int) -> None:
         n, limit_tok = scenario.rollout_n, scenario.max_response_length
         super().__init__(scenario.lengths, scenario.valid_share, n=n, limit_tok=limit_tok, seed=seed)
-        self._task, self._rng, self._group_size = task, random.Random(f"{task.name}-{seed}"), n
+        self._task, self._rng, self._sessions = task, random.Random(f"{task.name}-{seed}"), range(n)
         self._numbers = count(1)
 
     def draw(self, count: int, step: int) -> list[PromptGroup]:
         return [self._group(step) for _ in range(count)]
 
     def _group(self, step: int) -> PromptGroup:
-        exercise, n = self._task.exercise(self._rng, held_out=False), self._group_size
-        answers = _ModelAnswers(
-            number=(number := next(self._numbers)),
-            level=0.0,
-            response_lens_tok=[0] * n,
-            metrics=[0.0] * n,
-            exercise=exercise,
-            prompt=to_tokens(exercise.prompt),
-            tokens=[[] for _ in range(n)],
-            log_probs=[[] for _ in range(n)],
-        )
-        uid, own = f"prompt-{number}", [Trajectory(session_id=i) for i in range(n)]
+        exercise, number = self._task.exercise(self._rng, held_out=False), next(self._numbers)
+        sampled = [Continuation() for _ in self._sessions]
+        answers = _ModelAnswers(number=number, exercise=exercise, prompt=to_tokens(exercise.prompt), sampled=sampled)
+        uid, own = f"prompt-{number}", [Trajectory(session_id=i) for i in self._sessions]
         return PromptGroup(uid=uid, key=uid, prompt={ANSWERS: answers}, drawn_at_step=step, trajectories=own)
 
     def answer_anew(self, answers: Answers) -> None:
@@ -103,32 +102,6 @@ def scenario(task: Task, *, batch: int, n: int, places: int) -> Scenario:
     )
 
 
-class _Batch:
-    """Trajectories that are sampled together."""
-
-    def __init__(
-        self, model: TinyTransformer, rows: Sequence[tuple[_ModelAnswers, int]], task: Task, noise: torch.Generator
-    ) -> None:
-        self._rows = rows
-        contexts = [answers.prompt + answers.tokens[i] for answers, i in rows]
-        most_tok = [task.limit_tok - len(answers.tokens[i]) for answers, i in rows]
-        self._sampling = Sampling(model, contexts, most_tok, noise)
-        self.advance()
-
-    def advance(self) -> None:
-        """By a block of tokens."""
-        self._sampling.advance(_BLOCK_TOK)
-        for (answers, i), new in zip(self._rows, self._sampling.continuations, strict=True):
-            if not new.tokens:
-                continue
-            answers.tokens[i] += new.tokens
-            answers.log_probs[i] += new.log_probs
-            new.tokens.clear()
-            new.log_probs.clear()
-            answers.response_lens_tok[i] = len(answers.tokens[i])
-            answers.metrics[i] = reward(answers.exercise, answers.tokens[i])
-
-
 class SampledRun(TrainingRun):
     """Rounds of one system, answered by a model; step s samples with the weights as they are, which are version s - 1.
 
@@ -148,7 +121,7 @@ class SampledRun(TrainingRun):
         self._generator = torch.Generator().manual_seed(noise)
         self._kept: dict[str, list[Sampled]] = {}
         self._is_open = False
-        self._batches: dict[tuple[int, int], _Batch] = {}  # (prompt, trajectory) -> what samples it in this round
+        self._samplings: dict[tuple[int, int], Sampling] = {}  # by prompt and trajectory, in this round
         self.trained: list[Sampled] = []
         for engine in self._fleet.engines.values():
             engine.more_of = self._more_of
@@ -158,7 +131,7 @@ class SampledRun(TrainingRun):
         self._is_open = True
         simulated = super()._simulate(groups)
         self._is_open = False
-        self._batches.clear()
+        self._samplings.clear()
         return simulated
 
     def _draw(self, count: int) -> list[PromptGroup]:
@@ -174,14 +147,17 @@ class SampledRun(TrainingRun):
             answers: _ModelAnswers = group.prompt[ANSWERS]
             for trajectory in group.unfinished:
                 i, done_tok = trajectory.session_id, trajectory.generated_tok
-                del answers.tokens[i][done_tok:], answers.log_probs[i][done_tok:]
-                if not self._is_whole(answers.tokens[i]):
+                del answers.sampled[i].tokens[done_tok:], answers.sampled[i].log_probs[done_tok:]
+                if not self._is_whole(answers.sampled[i].tokens):
                     open_ended.append((answers, i))
-        open_ended.sort(key=lambda row: len(row[0].tokens[row[1]]))
+        open_ended.sort(key=lambda row: len(row[0].sampled[row[1]].tokens))
         for first in range(0, len(open_ended), _MOST_ROWS):
-            rows = open_ended[first : first + _MOST_ROWS]
-            batch = _Batch(self._model, rows, self._task, self._generator)
-            self._batches |= {(answers.number, i): batch for answers, i in rows}
+            own = open_ended[first : first + _MOST_ROWS]
+            prompts, rows = [answers.prompt for answers, _ in own], [answers.sampled[i] for answers, i in own]
+            most_tok = [self._task.limit_tok - len(row.tokens) for row in rows]
+            sampling = Sampling(self._model, prompts, rows, most_tok, self._generator)
+            sampling.advance(_BLOCK_TOK)
+            self._samplings |= {(answers.number, i): sampling for answers, i in own}
 
     def _is_whole(self, tokens: Sequence[int]) -> bool:
         return len(tokens) >= self._task.limit_tok or END in tokens
@@ -190,10 +166,10 @@ class SampledRun(TrainingRun):
         """Tokens that come after those which an engine knows of."""
         answers: _ModelAnswers = request.owner.group.prompt[ANSWERS]
         i = request.owner.trajectory.session_id
-        known_tok = request.context_tok - self._task.prompt_tok
-        if known_tok == len(answers.tokens[i]) and not self._is_whole(answers.tokens[i]):
-            self._batches[answers.number, i].advance()
-        return len(answers.tokens[i]) - known_tok
+        tokens, known_tok = answers.sampled[i].tokens, request.context_tok - self._task.prompt_tok
+        if known_tok == len(tokens) and not self._is_whole(tokens):
+            self._samplings[answers.number, i].advance(_BLOCK_TOK)
+        return len(tokens) - known_tok
 
     def _store(self, group: PromptGroup) -> None:
         super()._store(group)
@@ -202,15 +178,13 @@ class SampledRun(TrainingRun):
             Sampled(
                 group=group.uid,
                 prompt=answers.prompt,
-                tokens=answers.tokens[one.session_id],
-                log_probs=answers.log_probs[one.session_id],
+                tokens=(own := answers.sampled[one.session_id]).tokens,
+                log_probs=own.log_probs,
                 versions=[version for version, count in one.stamps for _ in range(count)],
-                reward=answers.metrics[one.session_id],
+                reward=reward(answers.exercise, own.tokens),
             )
             for one in group.trajectories
         ]
-        answers.tokens = [[] for _ in group.trajectories]
-        answers.log_probs = [[] for _ in group.trajectories]
 
     def _measure(self, simulated: SimulatedRound, **kwargs: Any) -> StepMeasure:
         self.trained = [one for uid in simulated.summary.trained_uids for one in self._kept.pop(uid)]
@@ -218,6 +192,6 @@ class SampledRun(TrainingRun):
         return super()._measure(simulated, **kwargs)
 
 
-def reward(exercise: Exercise, tokens: Sequence[int]) -> float:
+def reward(exercise: Exercise, tokens: list[int]) -> float:
     """1 for a right answer that has ended, else 0."""
-    return float(tokens[-1] == END and exercise.is_right(to_text(list(tokens[:-1]))))
+    return float(tokens[-1:] == [END] and exercise.is_right(to_text(tokens[:-1])))

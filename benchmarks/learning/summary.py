@@ -27,56 +27,48 @@ _T_975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.2
 
 
 def read(folder: Path = FOLDER) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Runs and curves, the last of each: one that was killed may have left a curve. Shorter runs of a task than its
-    longest are trials, and left out.
+    """Runs and curves, the last of each row, as a run that was killed may have left a curve. Shorter runs of a task
+    than its longest are trials, and left out.
     """
-    files = [folder / "runs.csv", folder / "curves.csv"]
-    if not all(file.exists() for file in files):
-        of_runs = [*ROW, "steps", "learning_rate", "accuracy_before", "accuracy"]
-        return pd.DataFrame(columns=of_runs, dtype=float), pd.DataFrame(columns=[*ROW, "step"])
-    runs, curves = (pd.read_csv(file, dtype={"staleness": str}) for file in files)
+    runs, curves = (pd.read_csv(folder / name, dtype={"staleness": str}) for name in ("runs.csv", "curves.csv"))
     runs = runs[runs["steps"] == runs.groupby("task")["steps"].transform("max")]
     return runs.drop_duplicates(ROW, keep="last"), curves.drop_duplicates([*ROW, "step"], keep="last")
 
 
 def compared(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
-    """Runs that have an on-policy run beside them.
+    """Runs that have an on-policy run beside them, second on-policy runs among them.
 
     Columns that are new or take another's place:
         gap: accuracy less on-policy's, at the end.
         mean_gap: the same, mean over the validations.
+        lost: whether the run ends LOST below on-policy.
         nats, per_version, versions: means over the steps of a batch's k3(mu, pi_prox), of its tokens one version old,
             and of its staleness.
         to_late: updates until LATE of on-policy's gain is reached, over on-policy's own; infinite if never.
     """
-    if runs.empty:
-        return runs.assign(**dict.fromkeys(("gap", "mean_gap", *NATS.values(), "to_late"), 0.0))
-    runs = runs.rename(columns=NATS).set_index([*JOB, "seed"])
-    lines = {key: _curve(own) for key, own in curves.groupby(ROW)}
-    on_policy = runs.loc[runs["strategy"] == ON_POLICY, "accuracy"].rename("reached")
-    stale = runs[runs["strategy"] != ON_POLICY].join(on_policy, how="inner").reset_index()
-    stale["gap"] = stale["accuracy"] - stale["reached"]
-    validated = [*JOB, "seed", "step"]
-    beside = curves[curves["strategy"] == ON_POLICY].set_index(validated)["accuracy"].rename("reached")
-    gaps = curves.join(beside, on=validated).assign(mean_gap=lambda both: both["accuracy"] - both["reached"])
-    stale = stale.merge(gaps.groupby(ROW)["mean_gap"].mean(), on=ROW)
-    own = stale[ROW].itertuples(index=False, name=None)
-    beside = stale.assign(strategy=ON_POLICY, staleness="0", correction="none")[ROW].itertuples(index=False, name=None)
-    pairs = [(lines[one], lines[other]) for one, other in zip(own, beside, strict=True)]
-    targets = stale["accuracy_before"] + LATE * (stale["reached"] - stale["accuracy_before"])
-    told = zip(pairs, stale["accuracy_before"], targets, strict=True)
-    stale["to_late"] = [_updates_over(*curves, before=before, target=target) for curves, before, target in told]
-    return stale
+    is_first = runs["strategy"] == ON_POLICY
+    reached = runs[is_first][[*JOB, "seed", "accuracy"]].rename(columns={"accuracy": "reached"})
+    pairs = runs[~is_first].rename(columns=NATS).merge(reached, on=[*JOB, "seed"])
+    gap, before = pairs["accuracy"] - pairs["reached"], pairs["accuracy_before"]
+    curve = {key: own.set_index("step")["accuracy"].sort_index() for key, own in curves.groupby(ROW)}
+    keys = pairs[ROW].itertuples(index=False, name=None)
+    both = [(curve[key], curve[*key[:3], ON_POLICY, "0", "none", key[-1]]) for key in keys]
+    late = zip(both, before, before + LATE * (pairs["reached"] - before), strict=True)
+    return pairs.assign(
+        gap=gap,
+        mean_gap=[(own - beside).mean() for own, beside in both],
+        lost=gap <= -LOST,
+        to_late=[_updates_over(*curves, before=began, target=target) for curves, began, target in late],
+    )
 
 
-def _updates_over(own: str, reference: str, *, before: float, target: float) -> float:
-    ours, theirs = (learning_curve.cost_to(target, f"0:{before:.4f} {curve}") for curve in (own, reference))
+def _updates_over(own: pd.Series, beside: pd.Series, *, before: float, target: float) -> float:
+    ours, theirs = (learning_curve.cost_to(target, f"0:{before:.4f} {_smooth(curve)}") for curve in (own, beside))
     return math.nan if not theirs else math.inf if ours is None else ours / theirs
 
 
-def _curve(own: pd.DataFrame) -> str:
-    smooth = own.sort_values("step")["accuracy"].rolling(_SMOOTHED, min_periods=1, center=True).mean()
-    return learning_curve.written(zip(sorted(own["step"]), smooth, strict=True))
+def _smooth(curve: pd.Series) -> str:
+    return learning_curve.written(curve.rolling(_SMOOTHED, min_periods=1, center=True).mean().items())
 
 
 def interval(values: Sequence[float] | pd.Series) -> tuple[float, float, float]:
@@ -86,16 +78,14 @@ def interval(values: Sequence[float] | pd.Series) -> tuple[float, float, float]:
     return known.mean(), known.mean() - half, known.mean() + half
 
 
-def law(runs: pd.DataFrame) -> pd.DataFrame:
+def law(pairs: pd.DataFrame) -> pd.DataFrame:
     """A line a cell of compared runs: gaps with their intervals, medians over seeds of the others."""
-    lines = []
-    for key, own in runs.groupby(CELL):
-        line = dict(zip(CELL, key, strict=True)) | {"seeds": len(own)}
-        for name in ("gap", "mean_gap"):
-            mean, low, high = interval(own[name])
-            line |= {name: mean, name.replace("gap", "low"): low, name.replace("gap", "high"): high}
-        lines.append(line | own[[*NATS.values(), "to_late"]].median().to_dict() | {"lost": (own["gap"] <= -LOST).sum()})
     gaps = [f"{of}{name}" for of in ("", "mean_") for name in ("gap", "low", "high")]
+    lines = []
+    for key, own in pairs.groupby(CELL):
+        line = dict(zip(CELL, key, strict=True)) | {"seeds": len(own), "lost": own["lost"].sum()}
+        line |= dict(zip(gaps, (*interval(own["gap"]), *interval(own["mean_gap"])), strict=True))
+        lines.append(line | own[[*NATS.values(), "to_late"]].median().to_dict())
     columns = [*CELL, "seeds", *gaps, *NATS.values(), "to_late", "lost"]
     return pd.DataFrame(lines, columns=columns).sort_values(["task", "nats"])
 
@@ -109,38 +99,42 @@ def on_policy(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def said(line: pd.Series, gap: str = "gap") -> str:
-    """A gap with its interval, and the number of seeds where they are fewer than those of the targets."""
-    seeds = "" if line["seeds"] >= SEEDS else f", {line['seeds']} seed{'s' if line['seeds'] > 1 else ''}"
-    half = line[gap.replace("gap", "high")] - line[gap]
-    return f"{line[gap]:+.3f}{'' if math.isnan(half) else f' +- {half:.3f}'}{seeds}"
+    """A gap with its interval, of two seeds both gaps; the seeds where they are fewer than a target's, and the lost."""
+    half, lost = line[gap.replace("gap", "high")] - line[gap], f", {line['lost']} lost" if line["lost"] else ""
+    if line["seeds"] == 2:
+        apart = half / _T_975[1]
+        return f"{line[gap] - apart:+.3f}/{line[gap] + apart:+.3f}{lost}"
+    if line["seeds"] == 1:
+        return f"{line[gap]:+.3f}, 1 seed{lost}"
+    seeds = "" if line["seeds"] >= SEEDS else f", {line['seeds']} seeds"
+    return f"{line[gap]:+.3f} +- {half:.3f}{seeds}{lost}"
 
 
 def by_setting(lines: pd.DataFrame) -> pd.DataFrame:
-    """What the default correction comes to: a row a setting, by nats."""
-    own = lines[lines["correction"] == DEFAULT[2]].sort_values("nats")
-    table = pd.DataFrame({"Setting": own.apply(_setting, axis=1, result_type="reduce"), "Nats a token": own["nats"]})
-    table["Of one version"] = own["per_version"]
-    table["At the end"] = [said(line) for _, line in own.iterrows()]
-    table["Over the whole run"] = [said(line, "mean_gap").partition(",")[0] for _, line in own.iterrows()]
-    return table.assign(**{f"Updates to {LATE:g} of the gain": own["to_late"].replace(math.inf, "never")})
+    """What a second on-policy run comes to, and the default correction: a row a setting, by nats."""
+    own = lines[(lines["staleness"] == "0") | (lines["correction"] == DEFAULT[2])].sort_values("nats")
+    return pd.DataFrame(
+        {
+            "Setting": [_setting(line) for _, line in own.iterrows()],
+            "Nats a token": own["nats"],
+            "Of one version": own["per_version"],
+            "At the end": [said(line) for _, line in own.iterrows()],
+            "Over the whole run": [said(line, "mean_gap").partition(",")[0] for _, line in own.iterrows()],
+            f"Updates to {LATE:g} of the gain": own["to_late"].replace(math.inf, "never"),
+        }
+    )
 
 
-def others(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row a correction: its accuracy less the default's in the settings and seeds that both have, a value a task and
-    seed."""
-    wide = runs.pivot_table(index=[*SETTING, "seed"], columns="correction", values="gap", observed=True)
-    rows = []
-    for name in wide.columns.drop(DEFAULT[2], errors="ignore") if DEFAULT[2] in wide else ():
-        gains = (wide[name] - wide[DEFAULT[2]]).dropna()
-        if gains.empty:
-            continue
-        mean, low, high = interval(gains.groupby(["task", "seed"]).mean())
-        settings = gains.groupby(SETTING).mean()
-        half = "" if math.isnan(low) else f" +- {high - mean:.3f}"
-        ends = settings.agg(["min", "max"])
-        rows.append((f"`{name}`", len(settings), len(gains), f"{mean:+.3f}{half}", *ends))
-    columns = ["Correction", "Settings", "Pairs", "Less `decoupled`", "Worst setting", "Best setting"]
-    return pd.DataFrame(rows, columns=columns)
+def others(pairs: pd.DataFrame) -> pd.DataFrame:
+    """A row a correction, a column a setting, by nats: accuracy less the default correction's of the same seeds."""
+    beside, is_default = [*SETTING, "seed"], pairs["correction"] == DEFAULT[2]
+    usual = pairs[is_default][[*beside, "accuracy"]].rename(columns={"accuracy": "usual"})
+    both = pairs[~is_default].merge(usual, on=beside)
+    lines = law(both.assign(gap=both["accuracy"] - both["usual"]))
+    lines = lines.assign(cell=[said(line) for _, line in lines.iterrows()])
+    lines["setting"] = [_setting(line) for _, line in lines.iterrows()]
+    table = lines.pivot(index="correction", columns="setting", values="cell")[[*dict.fromkeys(lines["setting"])]]
+    return table.rename_axis(index="Correction", columns=None).reset_index()
 
 
 def recommendation(lines: pd.DataFrame) -> str:
@@ -163,10 +157,11 @@ def recommendation(lines: pd.DataFrame) -> str:
 
 
 def _setting(line: pd.Series) -> str:
+    bound = "" if line["staleness"] == "0" else f", bound {line['staleness']}"
     strategy = "" if line["strategy"] == DEFAULT[0] else f", {line['strategy']}"
-    rate = "" if line["rate_factor"] == 1 else f", {line['rate_factor']:g} times the rate"
+    rate = "" if line["rate_factor"] == 1 else f", {line['rate_factor']:g}x rate"
     updates = "" if line["updates"] == 1 else f", {line['updates']} updates"
-    return f"{line['task']}, bound {line['staleness']}{strategy}{rate}{updates}"
+    return f"{line['task']}{bound}{strategy}{rate}{updates}"
 
 
 def _where(line: pd.Series) -> str:
@@ -176,17 +171,14 @@ def _where(line: pd.Series) -> str:
 def targets(lines: pd.DataFrame) -> pd.DataFrame:
     """The worst setting of each target, or of the best correction where the target leaves it open."""
     usual = lines[(lines["strategy"] == DEFAULT[0]) & (lines["rate_factor"] == 1) & (lines["updates"] == 1)]
-    default = usual[usual["correction"] == DEFAULT[2]]
-    default, old = default[default["task"].isin(TASKS)], usual[usual["task"] == OLDEST]
-    old = old[old["staleness"].isin(["8", "16"])]
-    worst = old.groupby("correction")["low"].agg(["min", "size"])
-    worst = worst[worst["size"] == 2]["min"].dropna()
-    best = old[old["correction"] == worst.idxmax()] if len(worst) else old.iloc[:0]
-    of_all = f"best of {len(worst)} corrections" if len(worst) else "best correction"
+    default = usual[usual["task"].isin(TASKS) & (usual["correction"] == DEFAULT[2])]
+    old = usual[(usual["task"] == OLDEST) & usual["staleness"].isin(["8", "16"])]
+    whole = [own for _, own in old.groupby("correction") if len(own) == 2]
+    best = max(whole, key=lambda own: own["low"].fillna(-math.inf).min(), default=old.iloc[:0])
     rows = [
         ("defaults, three tasks", -0.02, default[default["staleness"] == DEFAULT[1]], len(TASKS)),
         ("staleness up to 4, `decoupled`, three tasks", -WITHIN, default[default["staleness"] == "4"], len(TASKS)),
-        (f"staleness up to 8 and 16, tail 25, {of_all}, none lost", -0.05, best, 2),
+        (f"staleness up to 8 and 16, tail 25, best correction of {len(whole)}, none lost", -0.05, best, 2),
     ]
     return pd.DataFrame(
         {"Target": f"Accuracy less on-policy's: {name}", "Limit": limit} | _judged(limit, own, settings)
@@ -199,8 +191,7 @@ def _judged(limit: float, own: pd.DataFrame, settings: int) -> dict[str, str]:
         return {"Measured, worst": "", "Met": "not run yet"}
     worst, whole = own.loc[own["low"].fillna(-math.inf).idxmin()], own[own["seeds"] >= SEEDS]
     fails = ((whole["low"] < limit) | (whole["lost"] > 0)).any()
-    met = (
-        "no" if fails else "yes" if len(whole) == settings else f"{SEEDS} seeds in {len(whole)} of {settings} settings"
-    )
+    enough = f"{SEEDS} seeds in {len(whole)} of {settings} settings"
     where = f"{worst['task']}, {worst['staleness']}, `{worst['correction']}`, {worst['nats']:.2g} nats"
+    met = "no" if fails else "yes" if len(whole) == settings else enough
     return {"Measured, worst": f"{said(worst)} ({where})", "Met": met}

@@ -14,7 +14,6 @@ from io import StringIO
 from omegaconf import DictConfig
 
 from .config.values import ConfigError
-from .core.trainer_memory import ASSUMED_GPU, Gpu
 from .startup.overrides import compose_overrides
 from .startup.preflight import Finding, findings
 
@@ -24,14 +23,12 @@ WIDTH = 110
 def main(
     arguments: Sequence[str],
     describe: Callable[[DictConfig], str] = lambda config: "",
-    assume_gpu: Callable[[DictConfig], Gpu] = lambda config: ASSUMED_GPU,
     base: Sequence[str] = (),
 ) -> int:
     """Check, and print a line for each check.
 
     Args:
         describe: what to say of a run that is in order.
-        assume_gpu: the one to count with where this machine has none.
         base: overrides before the arguments, for options that the recipe's yaml does not have.
 
     Returns:
@@ -43,19 +40,23 @@ def main(
         return 0 if set(flags) <= {"-h", "--help"} else 2
     try:
         config = compose_overrides(arguments, base)
-        assumed_gpu = assume_gpu(config)
     except ConfigError as error:
         _show(Finding(name="overrides", error=error))
         return 1
     failed = 0
-    for finding in _quietly(findings(config, assumed_gpu)):
+    for finding in _quietly(findings(config)):
         _show(finding)
         failed += finding.error is not None
     spent = f"{time.perf_counter() - began_s:.1f} s"
     if failed:
         _say(f"\n{failed} of the checks failed ({spent}); each line says what to do.")
         return 1
-    if words := describe(config):
+    try:
+        words = describe(config)
+    except ConfigError as error:
+        _show(Finding(name="in words", error=error))
+        return 1
+    if words:
         _say(f"\n{textwrap.fill(words, WIDTH)}")
     _say(f"\nEverything is in order ({spent}).")
     return 0

@@ -12,9 +12,8 @@ from omegaconf import DictConfig
 from .config.options import CONFIG_FOLDER, CONFIG_NAME
 from .config.values import ConfigError
 from .runtime.garbage import collect_cycles_rarely
-from .runtime.logs import last_line, log_phase, note_start, show_logs
+from .runtime.logs import GO_ON, last_line, log_phase, note_start, show_logs
 from .runtime.verl_version import check_versions
-from .startup.output_check import how_to_go_on
 from .startup.overrides import show_usage
 from .startup.preflight import check_all
 
@@ -42,7 +41,7 @@ def _run(config: DictConfig) -> None:
         from .runtime.shipping import shipped
         from .training.task_runner import AsyncDAPOTaskRunnerActor
 
-        with told_how_to_go_on(config), shipped(config) as first_actor:
+        with told_how_to_go_on(), shipped(config) as first_actor:
             run_ppo(config, task_runner_class=first_actor(AsyncDAPOTaskRunnerActor))
 
 
@@ -62,7 +61,7 @@ def explained() -> Iterator[None]:
 
 
 @contextmanager
-def told_how_to_go_on(config: DictConfig) -> Iterator[None]:
+def told_how_to_go_on() -> Iterator[None]:
     """Ctrl-C and SIGTERM (Ray makes a `SystemExit` of it) end the process with one line."""
     try:
         yield
@@ -71,7 +70,7 @@ def told_how_to_go_on(config: DictConfig) -> Iterator[None]:
         if number not in (signal.SIGINT, signal.SIGTERM):
             raise
         end_ray()
-        sys.stderr.write(f"\nasync_dapo: interrupted; {how_to_go_on(config)}\n")
+        sys.stderr.write(f"\nasync_dapo: interrupted; {GO_ON}\n")
         sys.exit(128 + number)
 
 

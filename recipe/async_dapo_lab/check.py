@@ -7,17 +7,17 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
+import torch
 from omegaconf import DictConfig
 
 from ..async_dapo import check
-from ..async_dapo.config.options import AsyncDAPOConfig, gpus_per_engine, num_engines
-from ..async_dapo.config.values import ConfigError
+from ..async_dapo.config.options import AsyncDAPOConfig, gpus_per_engine, num_engines, training_gpus
+from ..async_dapo.config.values import ConfigError, Placement
 from ..async_dapo.core.concurrency import EngineLoad
 from ..async_dapo.core.leases import server_calls
-from ..async_dapo.core.trainer_memory import Gpu
-from ..async_dapo.startup.model_check import gpu_here
 from .plan.costs import ServerConstants, kv_room_tok
-from .plan.hardware import load_model
+from .plan.hardware import ModelShape, load_model
+from .plan.trainer_memory import Gpu, TrainerMemory
 from .rehearsal.options import WITH_REHEARSAL, assumed_gpu
 
 BUFFERED_BYTES_PER_TOK = 9  # a token's id and log-prob, and its share of what is noted for a delivery
@@ -26,7 +26,7 @@ BUFFERED_BYTES_PER_TOK = 9  # a token's id and log-prob, and its share of what i
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit status, as the recipe's check does."""
     _name_vllm_as_verl_does()
-    return check.main(arguments, described, assumed_gpu, WITH_REHEARSAL)
+    return check.main(arguments, described, WITH_REHEARSAL)
 
 
 def _name_vllm_as_verl_does() -> None:
@@ -46,10 +46,12 @@ def described(config: DictConfig) -> str:
 
 
 def run_in_words(config: DictConfig, options: AsyncDAPOConfig) -> str:
-    room_tok, hardware = None, "CPU"
+    room_tok, hardware, memory = None, "CPU", ""
     if config.trainer.device != "cpu":
-        gpu = gpu_here() or assumed_gpu(config)
-        room_tok, hardware = _kv_room_tok(config, gpu), gpu.name
+        gpu, model = gpu_here() or assumed_gpu(config), _model_of(config)
+        hardware = gpu.name
+        if model is not None:
+            room_tok, memory = _kv_room_tok(config, model, gpu), _memory_in_words(config, model, gpu)
     count = num_engines(config)
     engines = f"{count} engine{'s' * (count > 1)} of {gpus_per_engine(config)} x {hardware}"
     room = (
@@ -72,6 +74,7 @@ def run_in_words(config: DictConfig, options: AsyncDAPOConfig) -> str:
             if options.keeps_tokens and options.max_staleness != 0
             else "Nothing that was interrupted is kept."
         )
+        + memory
     )
 
 
@@ -105,13 +108,29 @@ def _in_flight(config: DictConfig, options: AsyncDAPOConfig, engines: int, room_
     return f"Requests in flight size themselves, {first:,} in the first round."
 
 
-def _kv_room_tok(config: DictConfig, gpu: Gpu) -> int | None:
-    """Of an engine; None: not known before it runs, as the planner does not know the model."""
+def gpu_here() -> Gpu | None:
+    """One of this machine's."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(0)
+    return Gpu(name=found.name, memory_gb=found.total_memory / 1e9)
+
+
+def _model_of(config: DictConfig) -> ModelShape | None:
+    """None: the planner does not know it."""
     from verl.utils.fs import copy_to_local
 
     try:
+        return load_model(copy_to_local(config.actor_rollout_ref.model.path))
+    except ConfigError:
+        return None
+
+
+def _kv_room_tok(config: DictConfig, model: ModelShape, gpu: Gpu) -> int | None:
+    """Of an engine; None: the weights leave no room."""
+    try:
         return kv_room_tok(
-            load_model(copy_to_local(config.actor_rollout_ref.model.path)),
+            model,
             gpu,
             ServerConstants(),
             tensor_parallel_size=gpus_per_engine(config),
@@ -119,6 +138,55 @@ def _kv_room_tok(config: DictConfig, gpu: Gpu) -> int | None:
         )
     except ConfigError:
         return None
+
+
+def _memory_in_words(config: DictConfig, model: ModelShape, gpu: Gpu) -> str:
+    """What the FSDP trainer takes of each GPU, and whether engines fit beside it; empty where they have their own."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    if config.async_dapo.placement == Placement.SEPARATE or actor.strategy not in ("fsdp", "fsdp2"):
+        return ""
+    trainer, keeps_kv, asked = trainer_of(config, model), not rollout.free_cache_engine, rollout.gpu_memory_utilization
+    limit = trainer.engine_share(1e9 * gpu.memory_gb, keeps_kv=keeps_kv)
+    stays = trainer.state_bytes if keeps_kv else trainer.resident_bytes
+    words = (
+        f" Of the {gpu.memory_gb:.0f} GB of a GPU weights, gradients and optimizer take {trainer.state_bytes / 1e9:.1f}"
+        f" GB, a micro batch about {trainer.activation_bytes / 1e9:.1f}; {stays / 1e9:.1f} GB stay while engines "
+        "generate"
+    )
+    if asked <= limit:
+        return f"{words}."
+    fsdp = "actor_rollout_ref.actor.fsdp_config."
+    remedy = f"use more GPUs, or actor.strategy=fsdp2 with {fsdp}offload_policy=True"
+    if limit > 0:
+        offload = "free_cache_engine=True" if keeps_kv else f"{fsdp}param_offload=True and {fsdp}optimizer_offload=True"
+        remedy = f"set at most {limit - 0.005:.2f}, or {offload}, or use more GPUs"
+    return f"{words}: engines with gpu_memory_utilization={asked} do not fit beside it; {remedy}."
+
+
+def trainer_of(config: DictConfig, model: ModelShape) -> TrainerMemory:
+    """The actor alone: a critic comes on top."""
+    actor, options = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    fsdp = actor.fsdp_config
+    longest_tok = config.data.max_prompt_length + config.data.max_response_length
+    return TrainerMemory(
+        parameters=model.parameters,
+        shards=fsdp.fsdp_size if fsdp.fsdp_size > 0 else training_gpus(config),
+        layers=model.layers,
+        hidden=model.hidden,
+        vocabulary=model.vocabulary,
+        micro_batch_tok=(
+            actor.ppo_max_token_len_per_gpu
+            if actor.use_dynamic_bsz
+            else (actor.ppo_micro_batch_size_per_gpu or 1) * longest_tok
+        ),
+        value_bytes=2 if fsdp.model_dtype in ("bf16", "bfloat16", "fp16", "float16") else 4,
+        is_adapter=bool(options.lora_rank),
+        checkpoints_activations=options.enable_gradient_checkpointing,
+        has_logits=not options.use_fused_kernels,
+        offloads_weights=fsdp.param_offload,
+        offloads_optimizer=fsdp.optimizer_offload,
+        stays_on_host=bool(fsdp.offload_policy) and actor.strategy == "fsdp2",
+    )
 
 
 if __name__ == "__main__":

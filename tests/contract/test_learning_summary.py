@@ -21,7 +21,7 @@ def runs_of(*rows: dict[str, object]) -> Runs:
     for own in rows:
         given = {"task": "addition", "rate_factor": 1.0, "updates": 1, "strategy": "partial", "staleness": "0"}
         row = given | {"correction": "none", "seed": 0, "share": 1.0, "accuracy": 0.9, "accuracy_before": 0.3} | own
-        if row["staleness"] == "0":
+        if row["staleness"] == "0" and "strategy" not in own:
             row["strategy"] = ON_POLICY
         measured = dict.fromkeys(alarm.MEASURED, 0.5) | {"k3_kl": NATS[str(row["staleness"])]}
         measured |= {"staleness_mean": 1.0} | {name: row.pop(name) for name in alarm.MEASURED if name in row}
@@ -67,9 +67,12 @@ def test_intervals_hold_the_truth_as_often_as_they_say(seeds: int) -> None:
     assert share == pytest.approx(0.95, abs=0.02)
 
 
-def test_one_seed_has_no_interval() -> None:
-    line = law_of({}, {"staleness": "2", "accuracy": 0.8}).iloc[0]
+def test_of_one_seed_and_of_two_each_gap_is_said() -> None:
+    stale = {"staleness": "2", "accuracy": 0.8}
+    line = law_of({}, stale).iloc[0]
     assert math.isnan(line["low"]) and summary.said(line) == "-0.100, 1 seed"
+    two = law_of({}, stale, {"seed": 1}, stale | {"seed": 1, "accuracy": 0.3}).iloc[0]
+    assert summary.said(two) == "-0.600/-0.100, 1 lost"
 
 
 def test_updates_are_counted_until_on_policy_s_gain_is_reached() -> None:
@@ -106,10 +109,24 @@ def test_the_recommendation_ends_at_the_last_setting_that_is_level_below_one_tha
 def test_corrections_are_compared_in_the_settings_and_seeds_that_both_have() -> None:
     own = five_seeds(np.random.default_rng(0), {"default": 0.0, "4": -0.1})
     other = [row | {"correction": "bypass", "accuracy": row["accuracy"] + 0.05} for row in own if "staleness" in row]
+    other[-1]["accuracy"] = 0.1
     alone = {"staleness": "16", "correction": "bypass", "accuracy": 0.1}  # `decoupled` has no such run
     [line] = summary.others(summary.compared(*runs_of(*own, *other, alone))).to_dict("records")
-    assert (line["Correction"], line["Settings"], line["Pairs"]) == ("`bypass`", 2, 10)
-    assert line["Less `decoupled`"].startswith("+0.050 +- 0.000") and line["Worst setting"] == pytest.approx(0.05)
+    assert list(line) == ["Correction", "addition, bound default", "addition, bound 4"]
+    assert line["Correction"] == "bypass" and line["addition, bound default"] == "+0.050 +- 0.000"
+    assert line["addition, bound 4"].endswith(", 1 lost")
+
+
+def test_a_second_on_policy_run_says_what_chance_alone_comes_to() -> None:
+    rng, again = np.random.default_rng(0), {"strategy": rows.AGAIN}
+    own = five_seeds(rng, {"default": -0.1})
+    noise = [row | again | {"accuracy": row["accuracy"] + rng.normal(0, 0.02)} for row in own if "staleness" not in row]
+    lines = law_of(*own, *noise)
+    first, second = summary.by_setting(lines).to_dict("records")
+    assert first["Setting"] == "addition, on-policy again" and second["Setting"] == "addition, bound default"
+    chance = lines.iloc[0]
+    assert chance["low"] < 0 < chance["high"] and 0.01 < chance["high"] - chance["gap"] < 0.06
+    assert "In each" not in summary.recommendation(lines)  # it is no setting of the default correction
 
 
 def test_a_target_is_met_only_by_all_its_settings_with_all_seeds() -> None:
@@ -126,15 +143,24 @@ def test_a_target_is_met_only_by_all_its_settings_with_all_seeds() -> None:
     assert summary.targets(law_of(*five_seeds(rng, {"16": -0.5}, task="tail 25")))["Met"][2] == "not run yet"
 
 
-def test_without_rows_every_part_says_so(tmp_path: Path) -> None:
+def test_of_a_row_that_was_run_twice_the_last_counts_and_a_trial_does_not(tmp_path: Path) -> None:
+    frames = [runs_of({"accuracy": accuracy, "seed": 1}) for accuracy in (0.8, 0.9)]
+    trial = frames[0][0].assign(steps=EVERY, accuracy=0.3)
+    pd.concat([*(runs for runs, _ in frames), trial]).to_csv(tmp_path / "runs.csv")
+    pd.concat([curves for _, curves in frames]).to_csv(tmp_path / "curves.csv")
     runs, curves = summary.read(tmp_path)
-    found = summary.compared(runs, curves)
-    lines = summary.law(found)
+    assert list(runs["accuracy"]) == [0.9] and list(runs["steps"]) == [STEPS]
+    assert len(curves) == STEPS // EVERY and curves["accuracy"].iloc[-1] == pytest.approx(0.9)
+
+
+def test_without_stale_runs_every_part_says_so() -> None:
+    pairs = summary.compared(*runs_of({}))
+    lines = summary.law(pairs)
     assert lines.empty and set(CELL) <= set(lines)
     assert set(summary.targets(lines)["Met"]) == {"not run yet"}
     assert summary.recommendation(lines) == "Settings with fewer than 3 seeds: 0.\n"
-    assert summary.by_setting(lines).empty and summary.others(found).empty and summary.on_policy(runs).empty
-    assert "Too few" in alarm.in_words(found, curves)
+    assert summary.by_setting(lines).empty and summary.others(pairs).empty
+    assert "too few" in alarm.in_words(pairs, runs_of({})[1])
 
 
 def many(rng: np.random.Generator, bad_k3: float) -> Runs:
@@ -154,21 +180,24 @@ def many(rng: np.random.Generator, bad_k3: float) -> Runs:
 
 def test_an_alarm_is_found_where_there_is_one_and_none_where_there_is_none() -> None:
     rng = np.random.default_rng(0)
+    easy = [{"seed": seed, "rate_factor": 0.25, "staleness": kind} for seed in range(5) for kind in ("0", "2")]
     for bad_k3, tells in ((1e-2, True), (1e-3, False)):
-        runs, curves = many(rng, bad_k3)
-        found = alarm.find(summary.compared(runs, curves), curves, below=summary.LOST)
-        assert found is not None and (found.bad, found.healthy) == (25, 75)
+        runs, curves = (pd.concat(both) for both in zip(many(rng, bad_k3), runs_of(*easy), strict=True))
+        pairs = summary.compared(runs, curves)
+        found = alarm.find(pairs, curves)
+        assert found is not None and (found.found[1], found.false[1], found.false_near[1]) == (25, 80, 75)
         assert found.tells_something == tells
-        assert alarm.target(summary.compared(runs, curves), curves)["Met"] == ("yes" if tells else "no")
+        assert alarm.target(pairs, curves)["Met"] == ("yes" if tells else "no")
+        assert ("not better than chance" in alarm.in_words(pairs, curves)) != tells
         if tells:
-            assert found.rule.startswith("`k3_kl` above 0.00") and found.found >= 23 and found.false <= 3
+            assert found.rule.startswith("`k3_kl` above 0.00") and found.found[0] >= 23 and found.false[0] <= 3
 
 
 def test_an_alarm_reads_nothing_of_the_second_half() -> None:
     runs, curves = many(np.random.default_rng(0), 1e-3)
     is_bad = curves.merge(runs[[*ROW, "accuracy"]], on=ROW)["accuracy_y"] < 0.5
     curves.loc[is_bad & (curves["step"] > STEPS / 2), "k3_kl"] = 1.0
-    found = alarm.find(summary.compared(runs, curves), curves, below=summary.LOST)
+    found = alarm.find(summary.compared(runs, curves), curves)
     assert found is not None and not found.tells_something
 
 

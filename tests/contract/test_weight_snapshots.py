@@ -1,12 +1,8 @@
-"""Snapshots of FSDP2's weights, on 2 ranks: what a forward pass computes with them, what comes back, and the room for
-them.
-"""
+"""Snapshots of FSDP2's weights, on 2 ranks: what a forward pass computes with them, and what comes back."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import ray
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -14,11 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.training.mixture import check_room
 from recipe.async_dapo.weights import snapshots as snapshots_module
-from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
-from recipe.async_dapo.weights.snapshots import SnapshotRoom, WeightSnapshots
+from recipe.async_dapo.weights.snapshots import WeightSnapshots
 
 RANKS = 2
 VERSIONS = 3
@@ -118,46 +111,3 @@ def test_given_weights_that_are_on_their_way_to_the_host_then_they_are_waited_fo
     snapshots.load_newest()
     device.synchronize()
     assert model.weight.tolist() == [[2.0, 2.0]]
-
-
-@pytest.mark.parametrize(("offloads", "has_stepped", "copies"), [(True, False, 2), (True, True, 0), (False, False, 0)])
-def test_room_is_asked_for_an_offloaded_optimizer_that_has_no_state_yet(monkeypatch, offloads, has_stepped, copies):
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "a"))
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    if has_stepped:
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-    worker = AsyncDAPOActorRolloutRefWorker.__new__(AsyncDAPOActorRolloutRefWorker)
-    engine = SimpleNamespace(
-        module=model, optimizer=optimizer, is_optimizer_offload_enabled=offloads, _autocast_dtype=torch.bfloat16
-    )
-    worker.actor = SimpleNamespace(engine=engine)
-    room = worker.begin_snapshots()
-    assert room.newest_bytes == 3 * 4 and room.optimizer_bytes == copies * room.newest_bytes
-
-
-def rank(node: str, *, available_bytes: int, optimizer_bytes: int = 0) -> SnapshotRoom:
-    return SnapshotRoom(
-        node=node,
-        snapshot_bytes=10,
-        newest_bytes=20,
-        optimizer_bytes=optimizer_bytes,
-        available_bytes=available_bytes,
-    )
-
-
-def test_snapshots_that_a_node_has_no_room_for_are_refused_with_what_they_take() -> None:
-    ranks = [rank("a", available_bytes=120), rank("a", available_bytes=125), rank("b", available_bytes=60)]
-    check_room(ranks, snapshots=4)
-    with pytest.raises(
-        ConfigError, match=r"mixture: 5 earlier versions of the weights take .* lower async_dapo\.max_sta"
-    ):
-        check_room(ranks, snapshots=5)
-
-
-def test_room_is_left_for_what_the_optimizer_of_every_rank_of_a_node_will_take() -> None:
-    ranks = [rank("a", available_bytes=200, optimizer_bytes=40), rank("a", available_bytes=200, optimizer_bytes=40)]
-    check_room(ranks, snapshots=4)
-    with pytest.raises(ConfigError, match=r"with 0\.0 GB free beside the optimizer's state"):
-        check_room(ranks, snapshots=5)

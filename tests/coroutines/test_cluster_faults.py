@@ -106,15 +106,6 @@ def test_given_rewards_that_fail_in_a_validation_then_they_are_counted_with_thei
     assert cause.startswith("in validation, reward_error: ") and "broken" in cause and groups == 3
 
 
-def test_given_a_judge_that_does_not_answer_when_validating_then_the_console_says_what_is_waited_for(start, caplog):
-    caplog.set_level("INFO", logger="recipe.async_dapo")
-    cluster = start(options(), task=Task(scoring_s=100.0))
-    cluster.validate(6)
-    said = [record.getMessage() for record in caplog.records if "and no more for" in record.getMessage()]
-    assert 2 <= len(said) <= 6, said
-    assert "answers are generated" in said[0] and "async_dapo.reward.timeout_s=" in said[0]
-
-
 def test_given_rewards_that_fail_for_good_when_the_policy_is_raise_then_the_step_ends_and_says_so(start) -> None:
     reward = reward_options(max_retries=1, on_error=OnRewardError.RAISE)
     cluster = start(options(reward=reward), task=Task(metric_of=lambda prompt_ids: ValueError("broken")))

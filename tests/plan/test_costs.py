@@ -120,12 +120,12 @@ def test_given_a_config_json_that_says_too_little_then_the_error_names_what_is_m
 
 
 def test_given_a_kv_cache_of_half_the_bytes_then_twice_as_many_tokens_fit_and_are_read_in_the_same_time():
-    usual = Inputs.load(None, {}).scenario().step_cost()
-    half = Inputs.load(None, {"kv_cache_dtype": "fp8"}).scenario().step_cost()
+    usual = Inputs.load({}).scenario().step_cost()
+    half = Inputs.load({"kv_cache_dtype": "fp8"}).scenario().step_cost()
     assert half.kv_room_tok == pytest.approx(2 * usual.kv_room_tok, abs=2)
     assert half.per_kv_token_s == pytest.approx(usual.per_kv_token_s / 2)
     with pytest.raises(ConfigError, match="kv_cache_dtype=int3: must be one of auto, fp8"):
-        Inputs.load(None, {"kv_cache_dtype": "int3"}).scenario()
+        Inputs.load({"kv_cache_dtype": "int3"}).scenario()
 
 
 WINDOW = {"sliding_window": 4096}

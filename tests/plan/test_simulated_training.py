@@ -54,11 +54,6 @@ def test_given_another_system_then_every_generated_token_is_accounted_for(name):
     assert_nothing_vanished(TrainingRun(small_scenario(), OTHER_SYSTEMS[name]), steps=5)
 
 
-def test_given_a_token_limit_per_round_then_set_aside_trajectories_keep_their_tokens():
-    system = recipe("limit", rollout_strategy="partial", max_tokens_per_round=600)
-    assert_nothing_vanished(TrainingRun(small_scenario(), system), steps=6)
-
-
 @pytest.mark.parametrize("name", OTHER_SYSTEMS)
 def test_given_a_seed_when_simulated_twice_then_every_number_is_the_same(name):
     first, second = (simulate(small_scenario(seed=3), OTHER_SYSTEMS[name]) for _ in range(2))

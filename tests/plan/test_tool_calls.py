@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import recipe
 from recipe.async_dapo_lab.plan.workload import ANSWERS, ToolCalls
@@ -70,9 +69,3 @@ def test_given_hundreds_of_groups_that_resume_at_their_tools_then_they_start_one
     at_a_tool = [group for group in run.pool.buffered if group.prompt[ANSWERS].calls_left_s]
     assert len(at_a_tool) > sys.getrecursionlimit() / 5, "too few to show it: a start takes five frames"
     assert run.step().resumed_trajectories > 0
-
-
-@pytest.mark.parametrize(("key", "value"), [("tool_calls", -1), ("tool_median_s", -1.0), ("tool_sigma", -0.1)])
-def test_a_value_out_of_range_is_refused_with_its_name(key: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=key):
-        small_scenario(**{key: value})

@@ -2,7 +2,6 @@
 resume: what is judged, when, and what the message names.
 """
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -13,12 +12,9 @@ from verl.trainer.ppo.v1 import trainer_base
 
 from recipe.async_dapo import store
 from recipe.async_dapo.config.options import AsyncDAPOConfig
-from recipe.async_dapo.core.agreement import ENOUGH_TOK, LogProbsDisagree, NewestTokens, judge, likely_causes
-from recipe.async_dapo.training.agreement import setup_of
+from recipe.async_dapo.core.agreement import ENOUGH_TOK, LogProbsDisagree, NewestTokens, judge
 from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
-
-from ..support.composed_runs import SOUND_SETUP
 
 PROMPT_LEN, LENS, SAMPLED = 2, (600, 1000), -2.0
 FEW = (3, 5)
@@ -91,7 +87,7 @@ STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.r
 @pytest.mark.parametrize("mode", MODES)
 def test_a_first_step_with_other_log_probs_than_the_engines_ends_the_run_whatever_corrects(step, mode):
     with pytest.raises(
-        LogProbsDisagree, match=r"k3 is 0\.718 nats a token, at most 0\.1 trains; likely causes, .*\(1\)"
+        LogProbsDisagree, match=r"k3 is 0\.718 nats a token, at most 0\.1 trains; likely causes: .*rollout.dtype"
     ):
         step(1, (0, 0), (1.0, 1.0), f"async_dapo.importance_sampling={mode}")
 
@@ -100,7 +96,7 @@ def test_a_first_step_with_other_log_probs_than_the_engines_ends_the_run_whateve
 def test_a_first_step_that_is_a_little_off_warns_once_and_one_that_agrees_says_nothing(step, mode, caplog):
     mode = f"async_dapo.importance_sampling={mode}"
     step(1, (0, 0), (0.3, 0.3), mode)
-    assert caplog.text.count("k3 is 0.0499 nats a token, up to 0.01 is healthy; possible causes: (1)") == 1
+    assert caplog.text.count("k3 is 0.0499 nats a token, up to 0.01 is healthy; possible causes: ") == 1
     later = step(2, (1, 1), (5.0, 5.0), mode)  # judged no more
     assert len(caplog.records) == 1 and later.calls == (0 if "bypass" in mode else 1)
 
@@ -130,24 +126,6 @@ def test_log_probs_that_are_no_numbers_end_the_run(step):
         step(1, (0, 0), (float("nan"), float("nan")), lens=FEW)
 
 
-@pytest.mark.parametrize(
-    ("changed", "first"),
-    [
-        ({}, "vLLM and transformers compute qwen3 differently"),
-        ({"ties_head": True}, "the model's config.json has tie_word_embeddings=true"),
-        ({"vocabulary": 64, "packs": True}, "the model has 64 words and its tokenizer 22"),
-        ({"split_over": 2, "packs": True}, "ulysses_sequence_parallel_size=2 splits"),
-        ({"packs": True, "quantization": "fp8"}, "actor_rollout_ref.model.use_remove_padding=True packs"),
-        ({"quantization": "fp8", "kv_cache_dtype": "fp8"}, "actor_rollout_ref.rollout.quantization=fp8"),
-        ({"kv_cache_dtype": "fp8", "lora_rank": 8}, "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype=fp8"),
-        ({"engine_dtype": "bfloat16", "lora_rank": 8}, "actor_rollout_ref.rollout.dtype=bfloat16, and the trainer"),
-        ({"lora_rank": 8, "vocabulary": 151_936, "tokens": 151_669}, "actor_rollout_ref.model.lora_rank=8"),
-    ],
-)
-def test_the_likeliest_cause_of_this_run_s_options_comes_first(changed, first):
-    assert next(likely_causes(dataclasses.replace(SOUND_SETUP, **changed))).startswith(first)
-
-
 def test_few_tokens_that_are_off_by_accident_end_no_run_and_those_of_later_steps_are_added(step, caplog):
     step(7, (5, 6), (0.0, 1.3), lens=(1000, 1))
     step(8, (7, 7), (0.01, 0.01))
@@ -169,17 +147,5 @@ def test_a_run_of_few_tokens_a_step_that_is_a_little_off_warns_once(step, caplog
     assert caplog.text.count("to the 1600 tokens that the newest weights have sampled: k3 is 0.0499 nats") == 1
 
 
-def test_agreement_costs_no_look_at_the_model():
-    assert judge(NewestTokens(ENOUGH_TOK, 9.0), setup=lambda: pytest.fail("looked")) == ""
-
-
-def test_a_setup_has_what_the_run_s_model_and_options_have(run):
-    found = setup_of(
-        run(
-            "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-            "++actor_rollout_ref.rollout.engine_kwargs.vllm.kv-cache-dtype=fp8",
-        )
-    )
-    assert (found.model_type, found.attention, found.packs, found.kv_cache_dtype) == ("qwen3", "sdpa", True, "fp8")
-    assert (found.trainer_dtype, found.engine_dtype, found.lora_rank) == ("bfloat16", "bfloat16", 0)
-    assert found.vocabulary == found.tokens and not found.ties_head
+def test_agreement_says_nothing():
+    assert judge(NewestTokens(ENOUGH_TOK, 9.0)) == ""

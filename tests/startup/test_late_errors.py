@@ -1,12 +1,9 @@
 """What once ended a run after minutes, in a worker or a server, is refused before Ray starts."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.startup import output_check
 from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
 
 from ..support.composed_runs import refusal, rows, write_parquet
@@ -60,52 +57,6 @@ def test_a_folder_that_is_not_this_users_is_refused(run, tmp_path, monkeypatch):
         f"trainer.rollout_data_dir={tmp_path}/outputs: this user may not write to {tmp_path}; name another folder, or "
         "make it writable"
     )
-
-
-SAVES = ("trainer.save_freq=5", "trainer.nnodes=2", "trainer.n_gpus_per_node=1")
-
-
-def disk_has(monkeypatch: pytest.MonkeyPatch, free_bytes: float) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=free_bytes, total=1e12))
-
-
-def test_a_full_disk_is_refused_with_its_name(run, tmp_path, monkeypatch):
-    disk_has(monkeypatch, free_bytes=50e6)
-    message = refusal(run, f"trainer.rollout_data_dir={tmp_path}/outputs")
-    assert message.startswith(f"trainer.rollout_data_dir={tmp_path}/outputs: the disk mounted at /")
-    assert "(0.1 GB of 1,000.0 GB free) is full; free some space, or name a folder on another disk" in message
-
-
-@pytest.mark.parametrize(
-    ("overrides", "parts"),
-    [
-        ([], 3),  # weights, and two moments of each
-        (["actor_rollout_ref.model.lora_rank=8"], 1),
-        (["actor_rollout_ref.actor.checkpoint.save_contents=[model,extra]"], 1),
-        (["actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16"], 1.5),
-    ],
-    ids=str,
-)
-def test_a_disk_without_room_for_the_first_checkpoint_is_refused(run, tmp_path, monkeypatch, overrides, parts):
-    monkeypatch.setattr(output_check, "LEAST_BYTES", 0)
-    whole = output_check._checkpoint_bytes(run())
-    assert whole is not None
-    size = parts * whole / 3
-    config = run(*SAVES, f"trainer.default_local_dir={tmp_path}", *overrides)
-    disk_has(monkeypatch, free_bytes=0.49 * size)  # each of the two nodes writes its half
-    with pytest.raises(ConfigError, match=f"trainer.default_local_dir={tmp_path}: a checkpoint takes at least "):
-        output_check.check_output_folders(config)
-    disk_has(monkeypatch, free_bytes=0.51 * size)
-    assert "all are kept: set trainer.max_actor_ckpt_to_keep" in output_check.check_output_folders(config)
-    config.trainer.max_actor_ckpt_to_keep = 2
-    assert "3 at a time" in output_check.check_output_folders(config)
-
-
-def test_of_a_model_that_is_not_known_only_the_disk_is_told(run, tmp_path, monkeypatch):
-    config = run(*SAVES, f"trainer.default_local_dir={tmp_path}")
-    config.actor_rollout_ref.model.path = "/no/such/model"
-    assert output_check.check_output_folders(config).startswith("checkpoints go to the disk mounted at /")
-    assert output_check.check_output_folders(run()) == ""  # none are written
 
 
 def test_loggers_files_are_looked_at_where_the_environment_puts_them(run, tmp_path, monkeypatch):

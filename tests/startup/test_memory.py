@@ -1,4 +1,4 @@
-"""Trainer and engines that do not fit on the same GPUs are named before a cluster starts."""
+"""The lab's check says what does not fit on the same GPUs, and the recipe's what a host has no room for."""
 
 import json
 import shutil
@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.core.trainer_memory import Gpu
-from recipe.async_dapo.startup.model_check import check_host_memory, check_memory
+from recipe.async_dapo.startup.model_check import check_host_memory
+from recipe.async_dapo_lab.check import run_in_words
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 
 STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.rollout.free_cache_engine=False")
@@ -48,38 +49,27 @@ LONG = ("data.max_response_length=40000", "actor_rollout_ref.actor.ppo_micro_bat
 LESS = "actor_rollout_ref.rollout.gpu_memory_utilization=0.7"
 ON_HOST = ("actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.fsdp_config.offload_policy=True")
 
-REFUSED = "refused: actor_rollout_ref.rollout.gpu_memory_utilization=0."
-
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ([FULL, *STALE_KV, *OFFLOADED], [REFUSED, "take 16.4 GB", "16.4 GB stay", "set at most 0.79"]),
-        ([FULL], [REFUSED, "12.3 GB stay", *OFFLOADED]),  # an optimizer that stays while engines generate
-        (ALONE, [REFUSED, "gradients and optimizer take 131.1 GB, a micro", "use more GPUs, or actor"]),
-        ([*LONG, LESS, *STALE_KV], ["a micro batch about 41"]),  # not certain: a warning
+        ([FULL, *STALE_KV, *OFFLOADED], ["take 16.4 GB", "16.4 GB stay", "set at most 0.7"]),
+        ([FULL], ["12.3 GB stay", *OFFLOADED]),  # an optimizer that stays while engines generate
+        (ALONE, ["gradients and optimizer take 131.0 GB, a micro", "use more GPUs, or actor"]),
+        ([*LONG, LESS, *STALE_KV], ["a micro batch about 41"]),
         ([LESS, *STALE_KV], []),
         ([FULL, *OFFLOADED], []),
         ([*ALONE, *ON_HOST], []),
         ([FULL, "actor_rollout_ref.actor.strategy=torchtitan"], []),
     ],
 )
-def test_what_an_80_gb_gpu_certainly_has_no_room_for_is_refused_and_what_it_may_not_hold_is_a_warning(
+def test_the_run_in_words_says_what_the_trainer_takes_and_whether_engines_fit_beside_it(
     on_gpus, an_80_gb_gpu, overrides, words
 ):
-    try:
-        said = check_memory(on_gpus(*overrides))
-    except ConfigError as error:
-        said = f"refused: {error}"
-    assert bool(said) == bool(words) and (REFUSED in said) == (REFUSED in words)
-    assert all(word in said for word in words)
-
-
-def test_given_no_gpu_in_sight_when_checked_then_the_assumed_one_is_named_in_a_warning(run, on_gpus):
-    assert not check_memory(run())
-    assert "do not fit on h200 (assumed: no GPU here) of 141 GB" in check_memory(on_gpus("trainer.n_gpus_per_node=1"))
-    h100 = Gpu(name="h100", memory_gb=80)
-    assert "do not fit on h100 of 80 GB" in check_memory(on_gpus(*STALE_KV, FULL), h100)
+    config = on_gpus(*overrides)
+    said = run_in_words(config, AsyncDAPOConfig.from_hydra(config))
+    assert ("do not fit beside it" in said) == bool(words)
+    assert all(word in said for word in words), said
 
 
 @pytest.mark.parametrize(("gib", "gpus", "fits"), [(7, 8, True), (9, 8, False), (9, 2, True), ("null", 8, True)])
@@ -88,12 +78,3 @@ def test_host_memory_for_kv_that_a_node_does_not_have_is_refused(on_gpus, an_80_
     config = on_gpus(f"async_dapo.host_kv_gib={gib}", f"trainer.n_gpus_per_node={gpus}")
     with nullcontext() if fits else pytest.raises(ConfigError, match=r"host_kv_gib=9: .* 64 GiB .* at most 8, less"):
         check_host_memory(config)
-
-
-def test_given_a_warning_when_a_run_starts_then_it_is_logged(run, monkeypatch, caplog):
-    from recipe.async_dapo.startup import model_check, preflight
-
-    monkeypatch.setattr(model_check, "check_memory", lambda *_: "it is tight")
-    with caplog.at_level("WARNING", logger=preflight.__name__):  # vLLM's import sets the root logger to ERROR
-        preflight.check_all(run())
-    assert "memory: it is tight" in caplog.messages

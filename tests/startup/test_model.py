@@ -8,10 +8,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from recipe.async_dapo.startup.model_check import WRONG_LOG_PROBS
+from recipe.async_dapo.startup.model_check import WRONG_LOG_PROBS, ModelSetup
 from recipe.async_dapo.startup.preflight import check_all
 
-from ..support.composed_runs import SOUND_SETUP, refusal
+from ..support.composed_runs import refusal
 
 
 @pytest.fixture
@@ -70,7 +70,14 @@ def test_given_a_model_of_an_external_lib_that_ray_ships_when_checked_then_it_is
     check_all(run(*named, lib, f"+ray_kwargs.ray_init.runtime_env.py_modules=[{model}/the_lib]"))
 
 
-PACKED = replace(SOUND_SETUP, attention="sdpa", packs=True, layers=frozenset({"full_attention", "sliding_attention"}))
+PACKED = ModelSetup(
+    model_type="qwen3",
+    attention="sdpa",
+    layers=frozenset({"full_attention", "sliding_attention"}),
+    packs=True,
+    split_over=1,
+    has_fla=False,
+)
 LINEAR = {"layers": frozenset({"full_attention", "linear_attention"})}
 FLASH = {"attention": "flash_attention_2"}
 

@@ -337,13 +337,6 @@ def test_what_hydra_refuses_is_told_in_its_words(override, said):
         compose_overrides(["data.train_batch_size=8", override])
 
 
-@pytest.mark.parametrize(("size", "warns"), [(16, False), (5_000, True)])
-def test_given_a_fixed_pool_then_the_start_warns_of_one_that_staleness_does_not_allow(run, size, warns):
-    config = run(f"async_dapo.rollout_pool_size={size}", "async_dapo.max_staleness=1")
-    [note] = [found.note for found in findings(config) if found.name == "options together"]
-    assert note.startswith(f"warning: async_dapo.rollout_pool_size={size}: ") == warns
-
-
 OWN = [f"async_dapo.{name}" for name in compose_run([]).async_dapo]
 KEYS = [*OWN, *NUMBERS, *(key for key, *_ in (*FIXED, *IGNORED, *SHADOWED, *CHOICES)), *(rule.key for rule in RULES)]
 VALUES = ["null", "-1", "0", "1", "3", "0.5", "nan", ".inf", "True", "some", "''", "[]", "{}", "auto", "[a,1]", "{a:1}"]

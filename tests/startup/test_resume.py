@@ -12,7 +12,7 @@ from recipe.async_dapo.core.length_bias import mean_tok
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE
-from recipe.async_dapo.startup.output_check import check_resume, how_to_go_on
+from recipe.async_dapo.startup.output_check import check_resume
 from recipe.async_dapo.training.checkpoints import KeptCheckpoints, from_frames, to_frames
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
@@ -89,19 +89,3 @@ def test_given_a_damaged_newest_checkpoint_when_resumed_then_older_ones_go_unles
     assert trainer.global_steps == 8 and trainer.replay_buffer.pool.at_hand.expected_valid(1.0) == 1
     trainer._checkpoints.saved(write_checkpoint(tmp_path, 24, frames=checkpoint))
     assert sorted(path.name.removeprefix("global_step_") for path in tmp_path.glob("global_step_*")) == left
-
-
-def test_given_an_interrupted_run_when_it_has_a_complete_checkpoint_then_the_command_that_goes_on_is_told(
-    run, tmp_path
-):
-    def said(*overrides: str) -> str:
-        return how_to_go_on(run(f"trainer.default_local_dir={tmp_path}", *overrides))
-
-    none = f"{tmp_path} holds no complete checkpoint"
-    assert said("trainer.save_freq=-1") == f"{none} (trainer.save_freq=-1): the same command begins at step 1"
-    assert said("trainer.save_freq=4") == f"{none}: the same command begins at step 1"
-    write_checkpoint(tmp_path, 4)
-    (write_checkpoint(tmp_path, 8) / COMPLETE_FILE).unlink()
-    assert said("trainer.resume_mode=auto") == f"the same command goes on from {tmp_path}/global_step_4"
-    disabled = said("trainer.resume_mode=disable")
-    assert disabled == f"the same command with trainer.resume_mode=auto goes on from {tmp_path}/global_step_4"

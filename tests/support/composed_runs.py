@@ -17,7 +17,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.core.agreement import ModelSetup
 from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo_lab.quickstart.tiny_model import build_model, build_tokenizer
 
@@ -27,24 +26,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     right = float(solution_str == ground_truth)
     return {"score": right, "acc": right}
 """
-
-
-SOUND_SETUP = ModelSetup(
-    model_type="qwen3",
-    attention="sdpa",
-    layers=frozenset(),
-    packs=False,
-    split_over=1,
-    has_fla=False,
-    trainer_dtype="float32",
-    engine_dtype="float32",
-    quantization=None,
-    kv_cache_dtype=None,
-    lora_rank=0,
-    ties_head=False,
-    vocabulary=22,
-    tokens=22,
-)
 
 
 def row(number: int, *, source: str = "sums", prompt: str | None = None) -> dict[str, Any]:

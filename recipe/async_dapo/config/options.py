@@ -6,13 +6,11 @@ range is part of its type. What does not go together is a row of `TOGETHER`.
 
 import math
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..core.agreement import ModelSetup
 from ..core.balance import Balance
 from ..core.one_pass import why_two_passes
 from ..core.over_sampling import OverSampling, RoundSize
@@ -45,7 +43,6 @@ REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may t
 
 CONFIG_FOLDER = Path(__file__).parent
 CONFIG_NAME = "async_dapo_trainer"
-_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,36 +120,6 @@ def checkpoints_to_keep(config: DictConfig, model: str = "actor") -> int | None:
     """None = all: so verl understands null, and whatever is not positive."""
     keep: int | None = config.trainer[f"max_{model}_ckpt_to_keep"]
     return keep if keep and keep > 0 else None
-
-
-def model_setup(config: DictConfig, model: Any) -> ModelSetup:
-    """What a run does with its model.
-
-    Args:
-        model: verl's `HFModelConfig`.
-    """
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    text = model.hf_config.get_text_config()
-    dtypes = [OmegaConf.select(actor, key) for key in ("fsdp_config.mixed_precision.param_dtype", "megatron.dtype")]
-    precision = next(filter(None, dtypes), "bf16")  # verl's own default
-    vllms = {str(key).replace("-", "_"): value for key, value in rollout.engine_kwargs.vllm.items()}
-    splits = [OmegaConf.select(actor, f"{node}ulysses_sequence_parallel_size") or 1 for node in ("", "fsdp_config.")]
-    return ModelSetup(
-        model_type=model.hf_config.model_type,
-        attention=str(model.hf_config._attn_implementation),
-        layers=frozenset(getattr(text, "layer_types", None) or ()),
-        packs=model.use_remove_padding,
-        split_over=max(splits),
-        has_fla=find_spec("fla") is not None,
-        trainer_dtype=_SHORT.get(precision, precision),
-        engine_dtype=_SHORT.get(rollout.dtype, rollout.dtype),
-        quantization=rollout.quantization or vllms.get("quantization"),
-        kv_cache_dtype=vllms.get("kv_cache_dtype"),
-        lora_rank=model.lora_rank,
-        ties_head=bool(getattr(text, "tie_word_embeddings", False)),
-        vocabulary=text.vocab_size,
-        tokens=len(model.tokenizer),
-    )
 
 
 def needs_bypass_loss(correction: DictConfig) -> bool:

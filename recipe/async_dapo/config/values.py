@@ -227,7 +227,7 @@ def parse_options(cls: type[Options], node: Any, prefix: str) -> Options:
     parts = {
         key: parse_options(types[key], value, f"{prefix}{key}.")
         if is_dataclass(types[key])
-        else _typed(types[key], value, prefix + key)
+        else typed(types[key], value, prefix + key)
         for key, value in node.items()
     }
     return cls(**parts)
@@ -239,12 +239,19 @@ def number(config: DictConfig, key: str, kind: Any) -> Any:
     Raises:
         ConfigError: for another type, or a number out of its range.
     """
-    return _typed(kind, OmegaConf.select(config, key), key)
+    return typed(kind, OmegaConf.select(config, key), key)
 
 
-def _typed(kind: Any, value: Any, key: str) -> Any:
+def typed(kind: Any, value: Any, key: str, *, strict: bool = True) -> Any:
+    """
+    Args:
+        strict: a text is no number; else it is read as one.
+
+    Raises:
+        ConfigError: for another type, or a value out of its range.
+    """
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError:
         choices = [choice for one in alternatives(kind) if _is_choice(one) for choice in one]
         remedy = f"must be {', or '.join(map(_in_words, alternatives(kind)))}{did_you_mean(value, choices)}"

@@ -17,7 +17,6 @@ The limits come from pairs of engine and trainer that were measured, in nats a t
 No right pair reached 0.1. All models were tiny and random.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .summed import Summed
@@ -26,8 +25,13 @@ ENOUGH_TOK = 1000  # of these, one that is 3 nats off by accident moves the mean
 GOOD_NATS = 0.01  # above it: a warning
 MOST_NATS = 0.1  # above it: the run ends
 
-_MODEL, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
-_FEW_WORDS = 0.02  # share of a vocabulary that only fills it up to a round number, and that a trained model never picks
+CAUSES = (
+    "engines of another precision than the trainer (rollout.dtype, rollout.quantization, kv_cache_dtype); "
+    "model.use_remove_padding=True or ulysses_sequence_parallel_size > 1 with an attention that does not keep "
+    "sequences apart (set False, and 1); a vocabulary larger than the tokenizer's (cut the embeddings to its size); "
+    "a LoRA adapter that engines lack (model.lora.merge=True); a tied output layer with weights of its own; a model "
+    "that vLLM and transformers compute differently (another attn_implementation or version)"
+)
 
 
 class LogProbsDisagree(RuntimeError):
@@ -47,41 +51,7 @@ class NewestTokens(Summed):
     k3_nats: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSetup:
-    """What a run does with its model that can set engines and trainer apart.
-
-    Attributes:
-        packs: `use_remove_padding`: sequences lie in one row.
-        split_over: ranks that share a sequence (Ulysses) [count].
-        layers: its `layer_types`.
-        has_fla: the package flash-linear-attention is installed.
-        ties_head: config.json says that the output layer is the embeddings.
-        vocabulary: words that the model has [count].
-        tokens: words that the tokenizer has [count].
-    """
-
-    model_type: str
-    attention: str
-    layers: frozenset[str]
-    packs: bool
-    split_over: int
-    has_fla: bool
-    trainer_dtype: str
-    engine_dtype: str
-    quantization: str | None
-    kv_cache_dtype: str | None
-    lora_rank: int
-    ties_head: bool
-    vocabulary: int
-    tokens: int
-
-    @property
-    def is_flash(self) -> bool:
-        return "flash" in self.attention
-
-
-def judge(seen: NewestTokens, *, setup: Callable[[], ModelSetup]) -> str | None:
+def judge(seen: NewestTokens) -> str | None:
     """What there is to warn of; empty where engines and trainer agree; None while there are too few tokens to say.
 
     Args:
@@ -96,52 +66,10 @@ def judge(seen: NewestTokens, *, setup: Callable[[], ModelSetup]) -> str | None:
         return None
     if at_least_nats <= GOOD_NATS:
         return ""
-    causes = "; ".join(f"({number}) {cause}" for number, cause in enumerate(likely_causes(setup()), start=1))
     found = (
         f"engines and trainer give different log-probs to the {seen.count} tokens that the newest weights have "
         f"sampled: k3 is {seen.k3_nats / seen.count:.3g} nats a token"
     )
     if at_least_nats > MOST_NATS:
-        raise LogProbsDisagree(f"{found}, at most {MOST_NATS:g} trains; likely causes, likeliest first: {causes}")
-    return f"{found}, up to {GOOD_NATS:g} is healthy; possible causes: {causes}"
-
-
-def likely_causes(setup: ModelSetup) -> Iterator[str]:
-    """Of this run's options, the likeliest one first, each with its remedy."""
-    unknown = setup.vocabulary - setup.tokens
-    beyond = (
-        f"the model has {setup.vocabulary} words and its tokenizer {setup.tokens}: engines never sample the others, "
-        "and the trainer gives them probability; cut the model's embeddings to the tokenizer's size "
-        "(model.resize_token_embeddings), or take the tokenizer that it was trained with"
-    )
-    if unknown > _FEW_WORDS * setup.vocabulary:
-        yield beyond
-    if setup.split_over > 1:
-        yield (
-            f"ulysses_sequence_parallel_size={setup.split_over} splits sequences with {setup.model_type} and "
-            f"attn_implementation={setup.attention}; set 1"
-        )
-    if setup.packs:
-        yield (
-            f"{_MODEL}use_remove_padding=True packs sequences, which {setup.model_type} with attn_implementation="
-            f"{setup.attention} may not keep apart; set False"
-        )
-    if setup.quantization is not None:
-        yield f"{_ROLLOUT}quantization={setup.quantization}; leave it out"
-    if setup.kv_cache_dtype is not None:
-        yield f"{_ROLLOUT}engine_kwargs.vllm.kv_cache_dtype={setup.kv_cache_dtype}; leave it out"
-    if setup.engine_dtype != setup.trainer_dtype:
-        yield f"{_ROLLOUT}dtype={setup.engine_dtype}, and the trainer computes in {setup.trainer_dtype}; set the same"
-    if setup.lora_rank:
-        yield (
-            f"{_MODEL}lora_rank={setup.lora_rank}: engines may lack the adapter, or a part of it; set "
-            f"{_MODEL}lora.merge=True"
-        )
-    if setup.ties_head:
-        yield (
-            "the model's config.json has tie_word_embeddings=true: if its checkpoint has an output layer of its own, "
-            "engines leave it out; set it to false there"
-        )
-    if 0 < unknown <= _FEW_WORDS * setup.vocabulary:
-        yield beyond
-    yield f"vLLM and transformers compute {setup.model_type} differently; try another attn_implementation or version"
+        raise LogProbsDisagree(f"{found}, at most {MOST_NATS:g} trains; likely causes: {CAUSES}")
+    return f"{found}, up to {GOOD_NATS:g} is healthy; possible causes: {CAUSES}"

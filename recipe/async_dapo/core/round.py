@@ -223,17 +223,6 @@ class Round:
             self._rule.on_end(outcome.prompt_uid, outcome.verdict)
         self._update()
 
-    def progress(self, *, trajectories: int) -> str:
-        """How far the round has come, in words.
-
-        Args:
-            trajectories: that all groups were to generate [count].
-        """
-        ended = len(self._outcomes)
-        groups = ended + self.num_running + self.num_waiting
-        generated = f"{self.ended_trajectories} of {trajectories} answers are generated"
-        return f"{generated}, {ended} of {groups} groups ended"
-
     def count_ended(self) -> EndedGroups:
         """How groups have ended so far."""
         verdicts = Counter(outcome.verdict for outcome in self._outcomes)

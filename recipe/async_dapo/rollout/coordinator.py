@@ -167,11 +167,6 @@ class EarlyStoppingCoordinator:
         current = self._find(round_id)
         return EndedGroups() if current is None else current.state.count_ended()
 
-    async def progress(self, round_id: str) -> str:
-        """How far the round has come, in words."""
-        current = self._get(round_id)
-        return current.state.progress(trajectories=current.trajectories)
-
     async def should_stop_generation(self) -> bool:
         return self._round is None or self._round.stopped.is_set()
 

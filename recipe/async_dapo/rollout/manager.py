@@ -27,7 +27,6 @@ from ..core.round import RoundSpec, RoundSummary
 from ..core.trajectory import Attachment, PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..record.plain_values import DATA_SET, to_plain
-from ..runtime.logs import log_phase
 from ..store import FIELDS
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import ticket_of
@@ -37,7 +36,6 @@ from .worker import AsyncDAPOAgentLoopWorker
 
 logger = logging.getLogger(__name__)
 
-QUIET_S = 20.0  # Log a line when no answer has finished for this long, again after twice that time, and so on.
 CONNECT_TIMEOUT_S = 600.0  # for a worker to import all it needs, on a busy node
 
 
@@ -104,7 +102,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
         self._capacity: int | None = None
         self._deadline: float | None = None  # of what the trainer waits for; None = it has not begun to
-        self._progress = ""  # of the open round, since `_moved_at`
         self._look_at = 0.0  # when servers are asked for a sign of life again
 
     @classmethod
@@ -154,7 +151,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._round_id = spec.round_id
         self._started = time.monotonic()
         self._deadline = None
-        self._progress, self._moved_at, self._tell_at = "", self._started, self._started + QUIET_S
         self._look_at = self._started + self._options.engine_timeout_s / 2
         self._frozen = _frozen(groups)
         suspended = frozenset(one.loop for group in groups for one in group.suspensions())
@@ -177,13 +173,12 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         pending = list(self._worker_refs)
         while True:
             now_s = time.monotonic()
-            if now_s >= self._tell_at:
-                self._tell_standstill(now_s)
             if now_s >= self._look_at:  # a server that hangs would be waited for until the end of the round
                 self._balancer.look_after_servers.remote()
                 self._look_at = now_s + self._options.engine_timeout_s / 2
             left_s = max(0.0, self._deadline - now_s)
-            ready, _ = ray.wait([event, *pending], num_returns=1, timeout=self._patience_s(left_s, now_s))
+            patience_s = max(0.0, min(left_s, self._look_at - now_s))
+            ready, _ = ray.wait([event, *pending], num_returns=1, timeout=patience_s)
             if not ready and left_s:
                 continue
             if not ready:
@@ -195,23 +190,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 return self._get(event)
             self._get(ready[0])  # a worker's round is over: raises its error if it has one
             pending.remove(ready[0])
-
-    def _patience_s(self, left_s: float, now_s: float) -> float:
-        return max(0.0, min(left_s, self._look_at - now_s, self._tell_at - now_s))
-
-    def _tell_standstill(self, now_s: float) -> None:
-        """What hangs is mostly a reward or a tool, and ends by a time limit: until then this is all that is told."""
-        progress: str = self.ask("progress")
-        if progress != self._progress:
-            self._progress, self._moved_at, self._tell_at = progress, now_s, now_s + QUIET_S
-            return
-        quiet_s = now_s - self._moved_at
-        self._tell_at = now_s + quiet_s
-        log_phase(
-            f"{self._round_id}: {progress}, and no more for {quiet_s:.0f} s; a reward may take "
-            f"async_dapo.reward.timeout_s={self._options.reward.timeout_s:g}, "
-            f"{1 + self._options.reward.max_retries} times"
-        )
 
     def ask(self, question: str, *about: Any) -> Any:
         """What the coordinator answers about the open round; `question` is a method of it."""

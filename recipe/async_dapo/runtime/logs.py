@@ -10,45 +10,10 @@ logger = logging.getLogger(__name__)
 # When the run was started [s since the epoch]; reaches all processes, see `shipping.ENVIRONMENT`.
 STARTED_VARIABLE = "ASYNC_DAPO_STARTED_S"
 
-# Found in an error's text -> what to do. Errors of this recipe name their remedy themselves.
-REMEDIES = (
-    (
-        re.compile(r"node running low on memory"),
-        "free memory there, or take more nodes; start the command again to resume from the last checkpoint",
-    ),
-    (
-        re.compile(r"out of memory|OutOfMemory", re.IGNORECASE),
-        "lower actor_rollout_ref.rollout.gpu_memory_utilization if an engine was starting or waking up, "
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu or the micro batch size if the trainer was at work",
-    ),
-    (
-        re.compile(r"ActorUnavailable|its node has died"),
-        "the Ray node that it was on died or cannot be reached; start the command again to resume from the last "
-        "checkpoint",
-    ),
-    (
-        re.compile(r"worker died|ActorDiedError|actor died|WorkerCrashed", re.IGNORECASE),
-        "a process was killed, often for want of memory: its own log is in Ray's session folder (logs/worker-*.err); "
-        "start the command again to resume from the last checkpoint",
-    ),
-    (
-        re.compile(r"No space left on device"),
-        "`df -h` shows which disk is full: free some space on it, or point trainer.default_local_dir, "
-        "async_dapo.report_dir or the loggers' folders to another one; then start the command again to resume from the "
-        "last checkpoint",
-    ),
-)
 # What Ray says of an actor that is dead, in lines of their own.
 _DEAD = re.compile(r"class_name: (\S+\.)?(?P<name>\w+)(.*?\bpid: (?P<pid>\d+))?(.*?\bip: (?P<ip>[\w.:]+))?", re.DOTALL)
-# What Ray says when it has killed processes because memory, not a GPU's, was short; then which they were.
-_LOW = re.compile(r"node running low on memory\. Memory on the node \(IP: (?P<ip>[\w.:]+).*? was (?P<used>.*? limit)")
-_SELECTED = re.compile(r"Selected to kill: .*?task name=(?:\S+:)?(\w+)\.")
-# What vLLM logs before an engine ends; the record's other lines begin alike, and all end with CRLF.
-_FATAL = re.compile(r"^(?P<start>.*)EngineCore (encountered a fatal error|failed to start)\.\r?$", re.MULTILINE)
-LOOK_ABOVE = (
-    "the traceback above says where; once its cause is gone, the same command goes on from the last checkpoint, if "
-    "there is one and trainer.resume_mode=auto"
-)
+GO_ON = "the same command goes on from the last checkpoint, if there is one and trainer.resume_mode=auto"
+LOOK_ABOVE = f"the traceback above says where; once its cause is gone, {GO_ON}"
 
 
 class _BareInfo(logging.Formatter):
@@ -85,7 +50,7 @@ def started_s() -> float:
 
 
 def last_line(kind: str, text: str) -> str:
-    """The last line of a run that failed: what went wrong, and what to do about it.
+    """The last line of a run that failed: what went wrong.
 
     Args:
         kind: the error's class.
@@ -95,31 +60,8 @@ def last_line(kind: str, text: str) -> str:
     what = lines[-1] if lines else kind
     if dead := _DEAD.search(text):
         what = f"{kind}: {dead['name']}{place_of(text)} died"
-    if low := _LOW.search(text):
-        parts = ", ".join(_SELECTED.findall(text)) or "processes"
-        what = f"{kind}: Ray killed {parts} on node {low['ip']}, which ran low on memory ({low['used']})"
     named = what if re.match(r"[\w.]*(Error|Exception|Died)\b", what) or not lines else f"{kind}: {what}"
-    remedies = [remedy for pattern, remedy in REMEDIES if pattern.search(f"{kind} {text}")]
-    return f"{named}; {remedies[0] if remedies else LOOK_ABOVE}"
-
-
-def engine_exception(log: str) -> str | None:
-    """The exception that an engine ended with, in one line; None if its log has none.
-
-    Args:
-        log: what the engine's processes wrote.
-    """
-    what, in_traceback = None, False
-    for record in list(_FATAL.finditer(log))[-1:]:
-        start = record["start"]
-        for line in log[record.end() :].splitlines():
-            text = line.removeprefix(start)
-            if text == line or not text.strip():
-                continue
-            if in_traceback and not text.startswith(" "):
-                what, in_traceback = text.strip(), False
-            in_traceback = in_traceback or text.startswith("Traceback ")
-    return what
+    return f"{named}; {LOOK_ABOVE}"
 
 
 def place_of(text: str) -> str:

@@ -1,9 +1,10 @@
-"""Whether verl can load the model and computes its log-probs with these options, whether its context holds the longest
-response that they allow, and whether trainer and engines fit on the same GPUs.
+"""Whether verl can load the model and computes its log-probs with these options, and whether its context holds the
+longest response that they allow.
 """
 
-from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,10 @@ import psutil
 import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from safetensors import safe_open
 
-from ..config.options import model_setup, training_gpus
-from ..config.values import ConfigError, Placement, Rule, check_each, check_rules, refused
-from ..core.trainer_memory import ASSUMED_GPU, Gpu, TrainerMemory
+from ..config.values import Rule, check_each, check_rules, refused
 from .agent_loop_check import shipped_modules
 
 _MODEL, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
@@ -24,11 +23,49 @@ _TIED = ("lm_head.weight", "embed_tokens.weight")
 _ROWS = 64  # of either, to compare them by
 _ATTENTION = _MODEL + "override_config.attn_implementation"
 _PACKS = _MODEL + "use_remove_padding"
-_FSDP = "actor_rollout_ref.actor.fsdp_config."
-_SPLITS = _FSDP + "ulysses_sequence_parallel_size"
-_HALF = ("bf16", "bfloat16", "fp16", "float16")
+_SPLITS = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 _QWEN3_5 = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
 _RUN_ON = {"linear_attention", "conv", "mamba", "recurrent"}  # layers that take a row for one sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSetup:
+    """How the trainer computes the model.
+
+    Attributes:
+        packs: `use_remove_padding`: sequences lie in one row.
+        split_over: ranks that share a sequence (Ulysses) [count].
+        layers: its `layer_types`.
+        has_fla: the package flash-linear-attention is installed.
+    """
+
+    model_type: str
+    attention: str
+    layers: frozenset[str]
+    packs: bool
+    split_over: int
+    has_fla: bool
+
+    @classmethod
+    def of(cls, config: DictConfig, model: Any) -> "ModelSetup":
+        """
+        Args:
+            model: verl's `HFModelConfig`.
+        """
+        keys = [f"{node}ulysses_sequence_parallel_size" for node in ("", "fsdp_config.")]
+        return cls(
+            model_type=model.hf_config.model_type,
+            attention=str(model.hf_config._attn_implementation),
+            layers=frozenset(getattr(model.hf_config.get_text_config(), "layer_types", None) or ()),
+            packs=model.use_remove_padding,
+            split_over=max(OmegaConf.select(config.actor_rollout_ref.actor, key) or 1 for key in keys),
+            has_fla=find_spec("fla") is not None,
+        )
+
+    @property
+    def is_flash(self) -> bool:
+        return "flash" in self.attention
+
 
 # With these verl 0.9.1's FSDP and transformers 5.10 compute other log-probs than the model's, and say nothing, or end
 # in their workers. Facts are a `ModelSetup`.
@@ -68,22 +105,6 @@ def load_by_verl(config: DictConfig) -> Any:
         raise refused(config, _MODEL + "path", f"verl cannot load it: {why}; correct path or options") from error
 
 
-def count_parameters(config: DictConfig) -> int | None:
-    """The parameters of the model that verl would train, built without its weights. None for a model that cannot be
-    built so, or not loaded, which `check_model` tells.
-    """
-    from verl.utils.model import get_hf_auto_model_class
-
-    options = {"attn_implementation": "eager", "trust_remote_code": config.actor_rollout_ref.model.trust_remote_code}
-    try:
-        hf_config = deepcopy(load_by_verl(config).hf_config)
-        with torch.device("meta"):
-            model = get_hf_auto_model_class(hf_config).from_config(hf_config, **options)
-    except Exception:  # of the model's own code, or of a model that is not known here
-        return None
-    return sum(each.numel() for each in model.parameters())
-
-
 def check_model(config: DictConfig) -> None:
     """Check how it is computed, and its context.
 
@@ -93,7 +114,7 @@ def check_model(config: DictConfig) -> None:
     model, wrong = load_by_verl(config), WRONG_LOG_PROBS if config.model_engine == "dp" else ()
     check_each(
         [
-            partial(check_rules, wrong, model_setup(config, model), config),
+            partial(check_rules, wrong, ModelSetup.of(config, model), config),
             partial(_check_output_layer, config, model),
             partial(_check_host_kv, config, model),
             partial(_check_context, config, model),
@@ -121,7 +142,7 @@ def _check_output_layer(config: DictConfig, model: Any) -> None:
 
 def _check_host_kv(config: DictConfig, model: Any) -> None:
     """Blocks of tokens go to host memory; a layer that runs on has one state, of all tokens so far."""
-    if config.async_dapo.host_kv_gib is not None and (found := model_setup(config, model).layers & _RUN_ON):
+    if config.async_dapo.host_kv_gib is not None and (found := ModelSetup.of(config, model).layers & _RUN_ON):
         raise refused(
             config,
             "async_dapo.host_kv_gib",
@@ -149,56 +170,6 @@ def _check_context(config: DictConfig, model: Any) -> None:
         )
 
 
-def check_memory(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> str:
-    """Compare what engines may take with what the trainer leaves them.
-
-    Refused is what is certain: weights, gradients and optimizer, on this machine's GPUs. A warning is what counts
-    activations too, which depend on the lengths, or what assumes a GPU.
-
-    Args:
-        assumed_gpu: the one to count with where this machine has none.
-
-    Returns:
-        The warning; empty where all fits, or where it is not known.
-
-    Raises:
-        ConfigError: naming key, value and remedy.
-    """
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    is_separate = config.async_dapo.placement == Placement.SEPARATE
-    if is_separate or config.trainer.device == "cpu" or actor.strategy not in ("fsdp", "fsdp2"):
-        return ""
-    if (parameters := count_parameters(config)) is None:
-        return ""
-    here = gpu_here()
-    gpu = here or assumed_gpu
-    memory_bytes, trainer = 1e9 * gpu.memory_gb, trainer_of(config, parameters)
-    asked, keeps_kv = rollout.gpu_memory_utilization, not rollout.free_cache_engine
-    certain = trainer.engine_share(memory_bytes, keeps_kv=keeps_kv, with_activations=False)
-    likely = trainer.engine_share(memory_bytes, keeps_kv=keeps_kv)
-    if asked <= likely:
-        return ""
-    is_certain = here is not None and asked > certain
-    limit = certain if is_certain else likely
-    stays = trainer.state_bytes if keeps_kv else trainer.resident_bytes
-    remedy = f"use more GPUs, or actor.strategy=fsdp2 with {_FSDP}offload_policy=True"
-    if limit > 0:
-        offload = (
-            "free_cache_engine=True" if keeps_kv else f"{_FSDP}param_offload=True and {_FSDP}optimizer_offload=True"
-        )
-        remedy = f"set at most {limit - 0.005:.2f}, or {offload}, or use more GPUs"
-    error = ConfigError(
-        _ROLLOUT + "gpu_memory_utilization",
-        asked,
-        f"engines and trainer do not fit on {gpu.name} of {gpu.memory_gb:.0f} GB: weights, gradients and optimizer "
-        f"take {trainer.state_bytes / 1e9:.1f} GB, a micro batch about {trainer.activation_bytes / 1e9:.1f}; while "
-        f"engines generate, {stays / 1e9:.1f} GB stay; {remedy}",
-    )
-    if is_certain:
-        raise error
-    return str(error)
-
-
 def check_host_memory(config: DictConfig) -> None:
     """On this machine, where engines may run on it.
 
@@ -207,45 +178,10 @@ def check_host_memory(config: DictConfig) -> None:
     """
     gib, gpus = config.async_dapo.host_kv_gib, config.trainer.n_gpus_per_node
     free_gib = psutil.virtual_memory().available / 2**30
-    if gib is not None and gib * gpus > free_gib and (gpu_here() or config.trainer.device == "cpu"):
-        raise ConfigError(
+    if gib is not None and gib * gpus > free_gib and (torch.cuda.is_available() or config.trainer.device == "cpu"):
+        raise refused(
+            config,
             "async_dapo.host_kv_gib",
-            gib,
             f"for each of the {gpus} GPUs of a node; {free_gib:.0f} GiB of host memory are free here; set at most "
             f"{free_gib / gpus:.0f}, less what trainer.n_gpus_per_node training workers offload",
         )
-
-
-def gpu_here() -> Gpu | None:
-    """One of this machine's."""
-    if not torch.cuda.is_available():
-        return None
-    found = torch.cuda.get_device_properties(0)
-    return Gpu(name=found.name, memory_gb=found.total_memory / 1e9)
-
-
-def trainer_of(config: DictConfig, parameters: int) -> TrainerMemory:
-    """The actor alone: a critic comes on top."""
-    actor, options = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    fsdp = actor.fsdp_config
-    longest_tok = config.data.max_prompt_length + config.data.max_response_length
-    model = load_by_verl(config).hf_config.get_text_config()
-    return TrainerMemory(
-        parameters=parameters,
-        shards=fsdp.fsdp_size if fsdp.fsdp_size > 0 else training_gpus(config),
-        layers=model.num_hidden_layers,
-        hidden=model.hidden_size,
-        vocabulary=model.vocab_size,
-        micro_batch_tok=(
-            actor.ppo_max_token_len_per_gpu
-            if actor.use_dynamic_bsz
-            else (actor.ppo_micro_batch_size_per_gpu or 1) * longest_tok
-        ),
-        value_bytes=2 if fsdp.model_dtype in _HALF else 4,
-        is_adapter=bool(options.lora_rank),
-        checkpoints_activations=options.enable_gradient_checkpointing,
-        has_logits=not options.use_fused_kernels,
-        offloads_weights=fsdp.param_offload,
-        offloads_optimizer=fsdp.optimizer_offload,
-        stays_on_host=bool(fsdp.offload_policy) and actor.strategy == "fsdp2",
-    )

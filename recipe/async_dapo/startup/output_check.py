@@ -1,5 +1,5 @@
-"""Folders that a run writes to, and the checkpoint that it resumes from: one that cannot be written, has no room or is
-damaged would be found when engines are up, or the first checkpoint is due.
+"""Folders that a run writes to, and the checkpoint that it resumes from: one that cannot be written or is damaged would
+be found when engines are up, or the first checkpoint is due.
 """
 
 import json
@@ -14,18 +14,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config.options import checkpoints_to_keep, training_gpus
+from ..config.options import training_gpus
 from ..config.values import ConfigError, check_each, refused
-from ..record.checkpoint_folder import (
-    LEAST_BYTES,
-    STEP_FOLDER,
-    DamagedCheckpoint,
-    Disk,
-    checkpoint_folders,
-    in_gb,
-    step_of,
-    verify,
-)
+from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, checkpoint_folders, step_of, verify
 from ..record.run_files import metrics_file
 from .verl_options import listed
 
@@ -37,18 +28,13 @@ STORAGE_UNITS_FILE = "transfer_queue/simple_storage/storage_unit_info.json"  # T
 _RANKS = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")  # of FSDP and VeOmni
 
 
-def check_output_folders(config: DictConfig) -> str:
-    """Check that each folder can be made, and written to, by this user on this machine, and that its disk has room; and
-    that the recorder is found.
-
-    Returns:
-        The room for checkpoints, in words; empty if none are written.
+def check_output_folders(config: DictConfig) -> None:
+    """Check that each folder can be made, and written to, by this user on this machine, and that the recorder is found.
 
     Raises:
         ConfigError: naming the option, or the environment variable, and what is in the way.
     """
     check_each([*(partial(_check_folder, *named) for named in _folders(config)), partial(_check_recorder, config)])
-    return _check_room(config) if config.trainer.save_freq > 0 else ""
 
 
 def _check_folder(key: str, value: str, folder: str) -> None:
@@ -59,42 +45,6 @@ def _check_folder(key: str, value: str, folder: str) -> None:
         raise ConfigError(key, value, f"{place} is a file, so no folder can be made there; name another one")
     if not os.access(place, os.W_OK | os.X_OK):
         raise ConfigError(key, value, f"this user may not write to {place}; name another folder, or make it writable")
-    if (disk := Disk.of(place)).free_bytes < LEAST_BYTES:
-        raise ConfigError(key, value, f"{disk} is full; free some space, or name a folder on another disk")
-
-
-def _check_room(config: DictConfig) -> str:
-    """
-    Raises:
-        ConfigError: when there is none for the first checkpoint, if each node writes its share.
-    """
-    trainer = config.trainer
-    disk, size = Disk.of(Path(trainer.default_local_dir)), _checkpoint_bytes(config)
-    if size is None:
-        return f"checkpoints go to {disk}"
-    if disk.free_bytes < size / trainer.nnodes:
-        raise refused(
-            config,
-            "trainer.default_local_dir",
-            f"a checkpoint takes at least {in_gb(size)}, more than {disk} has room for; free some space, or name a "
-            "folder on another disk",
-        )
-    keep = checkpoints_to_keep(config)
-    kept = f"{keep + 1} at a time" if keep is not None else "and all are kept: set trainer.max_actor_ckpt_to_keep"
-    return f"checkpoints of {in_gb(size)} or more, {kept}; they go to {disk}"
-
-
-def _checkpoint_bytes(config: DictConfig) -> float | None:
-    """Of the actor's weights and Adam's two moments, whichever are saved; None for a model that is not known."""
-    from .model_check import count_parameters  # with torch: a second that the entry module need not wait for
-
-    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    if (parameters := count_parameters(config)) is None:
-        return None
-    wide = OmegaConf.select(actor, "fsdp_config.model_dtype") in ("fp32", "float32")
-    weights = parameters * (4 if wide else 2)
-    saved, has_lora = actor.checkpoint.save_contents, bool(model.lora_rank or model.lora.rank)
-    return weights * (("model" in saved) + 2 * ("optimizer" in saved and not has_lora))
 
 
 def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
@@ -150,18 +100,6 @@ def check_resume(config: DictConfig) -> str:
             partial(check, config, folder) for check in (_check_ranks, _check_storage_units, _check_data_workers)
         )
     return f"resumes from {trainer.resume_from_path}" if trainer.resume_from_path else ""
-
-
-def how_to_go_on(config: DictConfig) -> str:
-    """For a run that was interrupted: from where, and by what command."""
-    trainer = config.trainer
-    root = Path(trainer.default_local_dir).expanduser().absolute()
-    newest = _first_complete(checkpoint_folders(root))
-    if newest is None:
-        often = "" if trainer.save_freq > 0 else f" (trainer.save_freq={trainer.save_freq})"
-        return f"{root} holds no complete checkpoint{often}: the same command begins at step 1"
-    option = "" if trainer.resume_mode == "auto" else " with trainer.resume_mode=auto"
-    return f"the same command{option} goes on from {newest}"
 
 
 def _check_named(config: DictConfig) -> Path:

@@ -11,7 +11,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, ConfigErrors, check_each
-from ..core.trainer_memory import ASSUMED_GPU, Gpu
 from ..runtime.verl_version import check_versions
 from .agent_loop_check import first_line
 from .verl_options import check_numbers
@@ -32,23 +31,20 @@ class Finding:
     error: ConfigError | None = None
 
 
-def check_all(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> None:
+def check_all(config: DictConfig) -> None:
     """Check options, folders, checkpoint, code, data and reward function; nothing that starts Ray.
-
-    Args:
-        assumed_gpu: the one to count with where this machine has none.
 
     Raises:
         ConfigError: the first that is found, naming key, value and remedy.
     """
-    for finding in findings(config, assumed_gpu):
+    for finding in findings(config):
         if finding.error is not None:
             raise finding.error
         if finding.note.startswith(WARNING):
             logger.warning("%s: %s", finding.name, finding.note.removeprefix(WARNING))
 
 
-def findings(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> Iterator[Finding]:
+def findings(config: DictConfig) -> Iterator[Finding]:
     """Run every check, cheap ones first, each whatever became of those before. Without options, and numbers where
     numbers belong, no other can run.
     """
@@ -62,7 +58,7 @@ def findings(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> Iterator[Fin
 
     yield from _run("async_dapo options", parse)
     for options in parsed:
-        for name, check in checks_of(config, options, assumed_gpu).items():
+        for name, check in checks_of(config, options).items():
             yield from _run(name, check)
 
 
@@ -84,34 +80,26 @@ def _run(name: str, check: Check) -> Iterator[Finding]:
         yield Finding(name=name, error=problem)
 
 
-def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> dict[str, Check]:
+def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
     """The checks of a run by their names, in order. They are imported here, once the versions have been looked at."""
     from .agent_loop_check import check_agent_loop
     from .data_check import check_data
-    from .model_check import check_host_memory, check_memory, check_model
+    from .model_check import check_host_memory, check_model
     from .output_check import check_output_folders, check_resume
     from .reward_check import check_reward
-    from .rules import check_options, stale_pool
+    from .rules import check_options
     from .verl_options import check_by_verl, check_engine_arguments, check_verl_options
 
     rows: list[dict[str, Any]] = []  # one of each data source, to try the reward function on
-
-    def together() -> str:
-        said, warning = check_options(config, options), stale_pool(options)
-        return WARNING + warning if warning else said
 
     def data() -> str:
         found, left_out = check_data(config, options)
         rows.extend(found)
         return WARNING + left_out if left_out else f"sources {', '.join(sorted(row['data_source'] for row in rows))}"
 
-    def memory() -> str:
-        warning = check_memory(config, assumed_gpu)
-        return WARNING + warning if warning else ""
-
     return {
         "verl's options": partial(check_verl_options, config),
-        "options together": together,
+        "options together": partial(check_options, config, options),
         "vLLM's arguments": partial(check_engine_arguments, config),
         "verl's own checks": partial(check_by_verl, config),
         "output folders": partial(check_output_folders, config),
@@ -119,7 +107,6 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
         "agent loop and tools": partial(check_agent_loop, config),
         "data": data,
         "model": partial(check_model, config),
-        "memory": memory,
         "host memory": partial(check_host_memory, config),
         "reward function": partial(check_reward, config, options, rows),
     }

@@ -495,15 +495,3 @@ def _check_threshold(run: Run, key: str, parse: Callable[[Run, Any], Any], wante
         parse(run, value := run.get(key))
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(key, value, f"verl says: {str(error).rstrip('.')}; set {wanted}") from error
-
-
-def stale_pool(options: AsyncDAPOConfig) -> str:
-    """What to say of a pool of a fixed size, which is the user's, where `auto` would hold less; else nothing."""
-    bound = options.round_size().staleness_bound(1.0) if options.most_trainable is not None else None
-    if bound is None or options.fixed_pool_size is None or options.fixed_pool_size <= bound:
-        return ""
-    return (
-        f"async_dapo.rollout_pool_size={options.fixed_pool_size}: with responses of half their limit, more than "
-        f"{bound} trajectories in flight pass async_dapo.max_staleness={options.max_staleness} before they are "
-        "trained, and tokens are masked or thrown away; set auto, or raise async_dapo.max_staleness"
-    )

@@ -3,13 +3,10 @@
 import math
 
 import torch
-from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
-from verl.utils.config import omega_conf_to_dataclass
 
 from .. import store
-from ..config.options import model_setup
-from ..core.agreement import ModelSetup, NewestTokens
+from ..core.agreement import NewestTokens
 from .importance_sampling import ratio_statistics, ratio_sums
 
 
@@ -29,7 +26,3 @@ def newest_tokens(batch: KVBatchMeta, *, step: int, has_old_kv: bool) -> NewestT
     # Of no finite log-prob there are no statistics.
     found = ratio_statistics(ratio_sums(data["old_log_probs"] - data["rollout_log_probs"], counts_BT))
     return NewestTokens(count, count * found.get("k3_kl", math.inf))
-
-
-def setup_of(config: DictConfig) -> ModelSetup:
-    return model_setup(config, omega_conf_to_dataclass(config.actor_rollout_ref.model))

@@ -10,8 +10,7 @@ of them (`importance_sampling.py`). Which forward passes that takes is decided i
 """
 
 import logging
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +21,7 @@ from transfer_queue import KVBatchMeta
 
 from .. import store
 from ..config.options import AsyncDAPOConfig
-from ..config.values import ConfigError
 from ..core.staleness import Segments, StalenessLimit, plan_mixtures
-from ..weights.snapshots import SnapshotRoom
 from .importance_sampling import mixture_token_log_probs
 from .metrics import PREFIX
 
@@ -82,17 +79,13 @@ class MixtureLogProbs:
     """
 
     def __init__(self, workers: Any, config: DictConfig, options: AsyncDAPOConfig) -> None:
-        """
-        Raises:
-            ConfigError: if the snapshots have no room on a node.
-        """
         rollout = config.actor_rollout_ref.rollout
         self._workers, self._temperature = workers, rollout.temperature
         self._limit = StalenessLimit(max_staleness=options.max_staleness)
         micro_batch = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
         self._multiple = workers.world_size * micro_batch
         self._at_hand: set[int] = set()
-        check_room(workers.begin_snapshots(), snapshots=options.max_staleness or 0)
+        workers.begin_snapshots()
 
     def log_probs(self, batch: KVBatchMeta, *, step: int, metrics: dict[str, float]) -> list[Tensor]:
         """What sampled each trajectory's tokens: its group's mixture, or what the engine recorded; [T] nats.
@@ -154,30 +147,6 @@ def members_by_group(batch: KVBatchMeta) -> dict[str, list[int]]:
             uid, _, index = key.split("_")
             groups.setdefault(f"{uid}_{index}", []).append(row)
     return groups
-
-
-def check_room(ranks: Iterable[SnapshotRoom], *, snapshots: int) -> None:
-    """
-    Raises:
-        ConfigError: if the snapshots of a node's ranks, and the copies of their newest weights, exceed its free memory.
-    """
-    needed: Counter[str] = Counter()
-    optimizers: Counter[str] = Counter()
-    available: dict[str, int] = {}
-    for rank in ranks:
-        needed[rank.node] += snapshots * rank.snapshot_bytes + rank.newest_bytes
-        optimizers[rank.node] += rank.optimizer_bytes
-        available[rank.node] = min(available.get(rank.node, rank.available_bytes), rank.available_bytes)
-    for node, num_bytes in needed.items():
-        free = available[node] - optimizers[node]
-        if num_bytes > free:
-            raise ConfigError(
-                "async_dapo.importance_sampling",
-                "mixture",
-                f"{snapshots} earlier versions of the weights take {num_bytes / 1e9:.1f} GB of CPU memory on a node "
-                f"with {free / 1e9:.1f} GB free beside the optimizer's state; lower async_dapo.max_staleness, or "
-                "use importance_sampling=decoupled",
-            )
 
 
 def _mix(

@@ -27,6 +27,7 @@ Coordinator and load balancer have no loop of their own: they answer calls, and 
 """
 
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -62,13 +63,13 @@ from ..core.mini_batches import balanced_order
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
-from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, Disk, means_full, read_pool, saving
+from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, saving
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from . import one_update
-from .agreement import newest_tokens, setup_of
+from .agreement import newest_tokens
 from .checkpoints import KeptCheckpoints, from_frames, to_frames
 from .engine_manager import EngineManager
 from .importance_sampling import importance_metrics, importance_sums, truncated_weights
@@ -280,7 +281,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         with self._bypassing(False):
             batch = super()._compute_old_log_prob(batch, metrics)
         self._newest += newest_tokens(batch, step=self.global_steps, has_old_kv=self.options.has_old_kv)
-        warning = judge(self._newest, setup=partial(setup_of, self.config))
+        warning = judge(self._newest)
         self._has_judged_engines = warning is not None
         if warning:
             logger.warning("step %d: %s", self.global_steps, warning)
@@ -350,24 +351,16 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _save_checkpoint(self) -> None:
         """The checkpoint before stays until this one is complete; then those beyond the number to keep go, whole."""
         folder = Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{self.global_steps}"
-        with self._naming_a_full_disk(folder), saving(folder, to_frames(self.replay_buffer.state())):
-            super()._save_checkpoint()
-        self._checkpoints.saved(folder)
-
-    @contextmanager
-    def _naming_a_full_disk(self, folder: Path) -> Iterator[None]:
         try:
-            yield
-        except Exception as error:  # torch, safetensors and Ray have errors of their own for it
-            if not means_full(error):
-                raise
-            raise ConfigError(
-                "trainer.default_local_dir",
-                self.config.trainer.default_local_dir,
-                f"{folder} could not be written whole: {Disk.of(folder)}, or that of another node, is full; "
-                "free some space or name a folder on another disk; trainer.resume_mode=auto goes on from the newest "
-                "complete checkpoint",
+            with saving(folder, to_frames(self.replay_buffer.state())):
+                super()._save_checkpoint()
+        except (OSError, RuntimeError) as error:  # torch's says nothing of a full disk
+            free_gb = shutil.disk_usage(self.config.trainer.default_local_dir).free / 1e9
+            raise RuntimeError(
+                f"{error}\n{folder} could not be written whole: {free_gb:.1f} GB are free there, seen from this node; "
+                "trainer.resume_mode=auto goes on from the newest complete checkpoint"
             ) from error
+        self._checkpoints.saved(folder)
 
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer

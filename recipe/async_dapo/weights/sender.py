@@ -9,7 +9,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ..runtime.garbage import collect_cycles_as_usual
 from .adapter import WeightSender
-from .snapshots import SnapshotRoom, WeightSnapshots
+from .snapshots import WeightSnapshots
 
 
 class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
@@ -27,11 +27,10 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
         collect_cycles_as_usual()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_snapshots(self) -> SnapshotRoom:
+    def begin_snapshots(self) -> None:
         """Snapshots have the type that the model computes in: they lose nothing."""
         engine = self.actor.engine
         self.snapshots = WeightSnapshots(engine.module, engine._autocast_dtype)
-        return self.snapshots.room(awaits_optimizer=engine.is_optimizer_offload_enabled and not engine.optimizer.state)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def keep_weights(self, version: int, oldest: int) -> int:

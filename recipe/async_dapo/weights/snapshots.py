@@ -1,27 +1,10 @@
 """Earlier versions of a training worker's weights in CPU memory: the shard of this rank, trained parameters only."""
 
-from dataclasses import dataclass
-
-import psutil
-import ray
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from verl.utils.device import get_torch_device
-
-_ADAM_STATES = 2  # of each parameter, in its dtype
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotRoom:
-    """What snapshots take on one rank, and what its node has for those of all its ranks."""
-
-    node: str
-    snapshot_bytes: int  # one version
-    newest_bytes: int  # exact copy of the newest weights, while those of another version are loaded
-    optimizer_bytes: int  # what the optimizer will have there after its first step, and does not have yet
-    available_bytes: int
 
 
 class WeightSnapshots:
@@ -38,21 +21,6 @@ class WeightSnapshots:
     @property
     def kept_bytes(self) -> int:
         return sum(tensor.nbytes for tensors in self._kept.values() for tensor in tensors)
-
-    def room(self, *, awaits_optimizer: bool) -> SnapshotRoom:
-        """
-        Args:
-            awaits_optimizer: whether the optimizer has no state yet, and will have it in CPU memory.
-        """
-        shards = self._shards()
-        newest_bytes = sum(shard.nbytes for shard in shards)
-        return SnapshotRoom(
-            node=ray.get_runtime_context().get_node_id(),
-            snapshot_bytes=sum(shard.numel() for shard in shards) * self._dtype.itemsize,
-            newest_bytes=newest_bytes,
-            optimizer_bytes=_ADAM_STATES * newest_bytes if awaits_optimizer else 0,
-            available_bytes=psutil.virtual_memory().available,
-        )
 
     def keep(self, version: int, *, oldest: int) -> None:
         """Take the weights that the module has as those of `version`, and forget versions before `oldest`."""

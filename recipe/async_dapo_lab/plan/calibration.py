@@ -4,10 +4,9 @@ A line of the record is one of
 
     {"inflight": b, "tokens_per_s": r}                   decoding of one server with b requests in flight, optionally
                                                          with `kv_tok`, the tokens of KV cache they hold together
-    {"inflight": b, "response_length": n, "seconds": s}  one request that got n tokens in s seconds, among b in flight
     {"step": i, "data": {...}}                           the recipe's metrics, as verl's `file` logger writes them
 
-and the fit is that of `StepCost`: n tokens take latency + n * (base + per_request * b [+ per_kv_token * k]). Metrics
+and the fit is that of `StepCost`: a step takes base + per_request * b [+ per_kv_token * k]. Metrics
 tell two things more: the engine's time per request, if rollouts with more requests take longer, and what a step spends
 outside of its rollout.
 """
@@ -26,19 +25,18 @@ from ...async_dapo.record.keys import DRAFT_TOK_PER_STEP, PREFIX, ROUND_S, STEP_
 from .costs import StepCost
 from .lengths import read_jsonl
 
-TERMS = ("latency_s", "base_s", "per_request_s", "per_kv_token_s", "admission_s")
+TERMS = ("base_s", "per_request_s", "per_kv_token_s", "admission_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCosts:
     """What a record says. None = it does not say."""
 
-    latency_s: float  # of a request, whatever its length
     base_s: float
     per_request_s: float
     per_kv_token_s: float | None
     admission_s: float  # engine time that every request takes, besides its tokens
-    has_prefill: bool  # latency and admission hold a request's prefill; the throughput of decoding alone does not
+    has_prefill: bool  # the admission holds a request's prefill; the throughput of decoding alone does not
     outside_s: float | None  # of a step, outside of its rollout: training, log-probs, weight update
     num_points: int
     relative_rms: float  # of the fit, over its points
@@ -61,9 +59,8 @@ class MeasuredCosts:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_points} points, {100 * self.relative_rms:.0f} % rms: a request takes "
-            f"{1e3 * self.latency_s:.2f} ms, a step {1e3 * self.base_s:.3f} ms + {1e6 * self.per_request_s:.1f} us per "
-            f"request, an admission {1e3 * self.admission_s:.2f} ms"
+            f"{self.num_points} points, {100 * self.relative_rms:.0f} % rms: a step takes {1e3 * self.base_s:.3f} ms + "
+            f"{1e6 * self.per_request_s:.1f} us per request, an admission {1e3 * self.admission_s:.2f} ms"
         )
 
 
@@ -90,15 +87,14 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
     measured = dict(zip(TERMS, weights, strict=True))
     if measured["base_s"] + measured["per_request_s"] <= 0:
         raise ConfigError("calibrate", path, "requests take no time per token; record more lengths and concurrencies")
-    has_kv = bool(terms[:, 3].any())
+    has_kv = bool(terms[:, TERMS.index("per_kv_token_s")].any())
     outside = [data[STEP_S] - data[ROUND_S] for data in steps if STEP_S in data]
     return MeasuredCosts(
-        latency_s=measured["latency_s"],
         base_s=measured["base_s"],
         per_request_s=measured["per_request_s"],
         per_kv_token_s=measured["per_kv_token_s"] if has_kv else None,
         admission_s=measured["admission_s"],
-        has_prefill=bool(of_rounds) or any("response_length" in row for row in rows),
+        has_prefill=bool(of_rounds),
         outside_s=median(outside) if outside else None,
         num_points=len(equations),
         relative_rms=fit_error,
@@ -107,11 +103,11 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
 
 
 _FORMS = (
-    "`inflight` with `tokens_per_s` (and `kv_tok`, the tokens of KV cache that a step reads), or with "
-    "`response_length` and `seconds`, or be a line of verl's file logger"
+    "`inflight` with `tokens_per_s` (and `kv_tok`, the tokens of KV cache that a step reads), or to be a line of verl's"
+    " file logger"
 )
 
-Equation = tuple[tuple[float, float, float, float, float], float]  # coefficients of TERMS, seconds
+Equation = tuple[tuple[float, float, float, float], float]  # coefficients of TERMS, seconds
 
 
 def _check_kv(path: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -126,11 +122,8 @@ def _check_kv(path: str, rows: Iterable[Mapping[str, Any]]) -> None:
 def _equation(row: Mapping[str, Any]) -> Equation | None:
     """One line as a linear equation in the terms; None for a line of another kind."""
     try:
-        inflight = float(row["inflight"])
-        if "tokens_per_s" in row:
-            return (0.0, 1.0, inflight, float(row.get("kv_tok") or 0), 0.0), inflight / float(row["tokens_per_s"])
-        length = float(row["response_length"])
-        return (1.0, length, length * inflight, 0.0, 0.0), float(row["seconds"])
+        inflight, seconds = float(row["inflight"]), float(row["inflight"]) / float(row["tokens_per_s"])
+        return ((1.0, inflight, float(row.get("kv_tok") or 0), 0.0), seconds) if seconds else None
     except (KeyError, TypeError, ZeroDivisionError):
         return None
 
@@ -154,12 +147,12 @@ def _step_equations(steps: Iterable[Mapping[str, float]], num_servers: int) -> l
             yielded = inflight * data.get(DRAFT_TOK_PER_STEP, 1.0)  # tokens of one decode step
             seconds = of("round/rollout_s") * yielded * num_servers / generated
             admissions = of("load_balancer/requests") * yielded / generated  # in one decode step
-            equations.append(((0.0, 1.0, inflight, 0.0, admissions), seconds))
+            equations.append(((1.0, inflight, 0.0, admissions), seconds))
     return equations
 
 
 def _fit(terms: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:
-    """Least squares of relative errors with terms >= 0: the best over all subsets of the (five) terms."""
+    """Least squares of relative errors with terms >= 0: the best over all subsets of the terms."""
     scaled, ones = terms / seconds[:, None], np.ones(len(seconds))
     best, best_error = np.zeros(terms.shape[1]), np.inf
     useful = [i for i in range(terms.shape[1]) if terms[:, i].any()]

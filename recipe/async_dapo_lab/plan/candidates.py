@@ -1,5 +1,5 @@
 """Which systems a plan compares: other systems as baselines, and this recipe's options crossed; the bound that none of
-them passes, and which of them fit on the GPUs.
+them passes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...async_dapo.config.values import ConfigError, Drafts, RolloutStrategy
+from ...async_dapo.config.values import Drafts, RolloutStrategy
 from ...async_dapo.core.stop_rules import StopRuleName
-from ...async_dapo.core.trainer_memory import TrainerMemory
 from .costs import StepCost
 from .scenario import Scenario
 from .systems import (
@@ -25,16 +24,14 @@ from .systems import (
     verl_separate_async,
     verl_sync,
 )
+from .trainer_memory import TrainerMemory
 
 SAMPLE = 4096  # prompts
 
 SPLITS = (0.8, 0.9, 1.0)  # servers whose GPUs train, over those that would be done when the others are
 DRAFTS, COLOCATE_WITH_DRAFTS = "async_dapo.drafts", "colocate_async with these drafts"  # which verl has not
-CAP, HOST_KV = "async_dapo.max_partial_share", "async_dapo.host_kv_gib"
+CAP = "async_dapo.max_partial_share"
 VLLM_CALL_LIMIT = 1000  # a server actor's concurrent calls: max_loads_per_server must stay below
-
-FSDP = "actor_rollout_ref.actor.fsdp_config."
-OFFLOADS = (f"{FSDP}param_offload=True", f"{FSDP}optimizer_offload=True")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +124,6 @@ class Candidate:
             not changes and self.strategy == RolloutStrategy.PARTIAL and self.stop_rule == StopRuleName.FIRST_COMPLETED
         )
 
-    @property
-    def keeps_kv(self) -> bool:
-        """Whether the KV cache takes memory from training."""
-        return self.strategy == RolloutStrategy.PARTIAL_STALE_KV and HOST_KV not in self.system.overrides
-
 
 def verl_reference(scenario: Scenario) -> Candidate:
     """What speed-ups refer to: verl's sync mode."""
@@ -177,21 +169,20 @@ def separate_splits(scenario: Scenario) -> list[System]:
 
 
 def recipe_candidates(
-    scenario: Scenario, *, strategies: list[RolloutStrategy], stop_rules: list[StopRuleName], concurrency: list[int]
+    scenario: Scenario, *, strategies: Sequence[RolloutStrategy], pool_sizes: Sequence[int] = ()
 ) -> list[Candidate]:
     """This recipe: strategies x stop rules, with the pool that sizes itself and with every pool size; with drafts where
     their acceptance is known, and once without."""
     rows = []
     for strategy in strategies:
-        for rule in stop_rules:
+        for rule in StopRuleName:
             if rule is StopRuleName.DRAIN and strategy is not RolloutStrategy.DISCARD:
                 continue  # nothing is interrupted, so there is nothing to keep: the same as discard
             if rule is StopRuleName.FIFO and strategy is RolloutStrategy.CONSISTENT:
                 continue  # it awaits whatever runs under either rule
-            is_copied = strategy is RolloutStrategy.PARTIAL_STALE_KV and scenario.host_kv_gib is not None
-            row = partial(_row, strategy, rule, host_kv={"host_kv_gib": scenario.host_kv_gib} if is_copied else {})
+            row = partial(_row, strategy, rule)
             rows.append(row("auto", {}))
-            rows += [row(str(size), pool_options(scenario, size), concurrency=size) for size in concurrency]
+            rows += [row(str(size), pool_options(scenario, size), concurrency=size) for size in pool_sizes]
     if scenario.drafts_accepted is None:
         return rows
     plain = [
@@ -208,22 +199,16 @@ def with_drafts(system: System, name: str | None = None) -> System:
 
 
 def _row(
-    strategy: RolloutStrategy,
-    rule: StopRuleName,
-    ending: str,
-    options: Mapping[str, Any],
-    *,
-    host_kv: Mapping[str, Any],
-    **traits: Any,
+    strategy: RolloutStrategy, rule: StopRuleName, ending: str, options: Mapping[str, Any], **traits: Any
 ) -> Candidate:
     """
     Args:
         ending: of its name.
-        options: of the `async_dapo` node, beside strategy and stop rule; `host_kv`: that of the same name.
+        options: of the `async_dapo` node, beside strategy and stop rule.
         traits: of the candidate, by name.
     """
     chosen = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
-    system = recipe(f"{strategy} {rule} {ending}", **chosen, **options, **host_kv)
+    system = recipe(f"{strategy} {rule} {ending}", **chosen, **options)
     return Candidate(system=system, strategy=strategy, stop_rule=rule, **traits)
 
 
@@ -250,60 +235,13 @@ def _over_sampling(scenario: Scenario, pool_size: int) -> int:
     return 2 * scenario.train_batch_size + -(-2 * pool_size // scenario.rollout_n)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """Of all candidates, those with which trainer and engines fit on the same GPUs, as far as arithmetic tells. Others
-    are not simulated.
-
-    Args:
-        notes: what does not, and what would.
-        overrides: options of the trainer that those need which fit.
-    """
-
-    candidates: list[Candidate]
-    notes: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
-
-
-def fitting(scenario: Scenario, candidates: Sequence[Candidate]) -> Fit:
-    """Leave out what keeps its KV cache beside a trainer that needs the memory, and splits whose trainer has too few
-    GPUs.
-
-    Raises:
-        ConfigError: when none of this recipe's rows is left.
-    """
-    memory_bytes, asked = 1e9 * scenario.accelerator.memory_gb, scenario.gpu_memory_utilization
-    trainer, notes = trainer_memory(scenario, gpus=scenario.num_gpus), []
-    kept = [one for one in candidates if _trainer_alone_fits(scenario, one, memory_bytes)]
-    if splits := [one.system.name for one in candidates if one not in kept]:
-        notes.append(f"left out: {'; '.join(splits)}: the trainer does not fit on so few GPUs")
-    if trainer.engine_share(memory_bytes, keeps_kv=False) <= 0:
-        notes.append(
-            f"the trainer does not fit: {_parts(trainer)} of each GPU's {scenario.accelerator.memory_gb:g} GB; use "
-            f"more GPUs, or actor.strategy=fsdp2 with {FSDP}offload_policy=True"
-        )
-    limit = trainer.engine_share(memory_bytes, keeps_kv=True)
-    if asked > limit and any(one.keeps_kv for one in kept):
-        most = f"set at most {limit:.2f}, or host_kv_gib" if limit > 0 else "set host_kv_gib, or use more GPUs"
-        why = (
-            f"{RolloutStrategy.PARTIAL_STALE_KV} keeps the KV cache while the trainer runs, which takes "
-            f"{_parts(trainer)} of each GPU's {scenario.accelerator.memory_gb:g} GB; {most}"
-        )
-        kept = [one for one in kept if not one.keeps_kv]
-        if not any(not one.is_baseline for one in kept):
-            raise ConfigError("gpu_memory_utilization", asked, f"{why}, or add another of strategies")
-        notes.append(f"left out: {RolloutStrategy.PARTIAL_STALE_KV}: gpu_memory_utilization={asked:g}: {why}")
-    beside = replace(trainer, offloads_weights=False, offloads_optimizer=False)
-    needs_offload = asked > beside.engine_share(memory_bytes, keeps_kv=False)
-    return Fit(candidates=kept, notes=tuple(notes), overrides=OFFLOADS if needs_offload else ())
-
-
-def trainer_memory(scenario: Scenario, *, gpus: int) -> TrainerMemory:
-    """Of a full fp32 training with FSDP, a micro batch of one longest trajectory, offloaded while engines generate."""
+def kv_fits_beside_trainer(scenario: Scenario) -> bool:
+    """Whether engines that share GPUs with the trainer may keep their KV cache while it runs, as far as arithmetic
+    tells: a full fp32 training with FSDP, a micro batch of one longest trajectory."""
     model = scenario.model
-    return TrainerMemory(
+    trainer = TrainerMemory(
         parameters=model.parameters,
-        shards=gpus,
+        shards=scenario.num_gpus,
         layers=model.layers,
         hidden=model.hidden,
         vocabulary=model.vocabulary,
@@ -311,18 +249,5 @@ def trainer_memory(scenario: Scenario, *, gpus: int) -> TrainerMemory:
         offloads_weights=True,
         offloads_optimizer=True,
     )
-
-
-def _trainer_alone_fits(scenario: Scenario, candidate: Candidate, memory_bytes: float) -> bool:
-    servers = candidate.system.habits.trainer_servers
-    if not servers:
-        return True  # on all GPUs: said once, and not a row's fault
-    trainer = trainer_memory(scenario, gpus=servers * scenario.tensor_parallel_size)
-    return trainer.engine_share(memory_bytes, keeps_kv=False) > 0
-
-
-def _parts(trainer: TrainerMemory) -> str:
-    state, activations = trainer.state_bytes / 1e9, trainer.activation_bytes / 1e9
-    return (
-        f"about {state + activations:.0f} GB (weights, gradients and Adam {state:.0f}, a micro batch {activations:.0f})"
-    )
+    share = trainer.engine_share(1e9 * scenario.accelerator.memory_gb, keeps_kv=True)
+    return scenario.gpu_memory_utilization <= share

@@ -5,8 +5,8 @@ from math import ceil
 from typing import Any
 
 from ...async_dapo.config.values import ConfigError
-from ...async_dapo.core.trainer_memory import Gpu
 from .hardware import Accelerator, ModelShape
+from .trainer_memory import Gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

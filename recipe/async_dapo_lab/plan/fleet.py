@@ -23,7 +23,6 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.events = 0
         self._planned: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
@@ -36,7 +35,6 @@ class VirtualClock:
         if not self._planned:
             return False
         self.now_s, _, callback = heapq.heappop(self._planned)
-        self.events += 1
         callback()
         return True
 

@@ -27,7 +27,6 @@ class _Out:
     group: PromptGroup
     trajectory: Trajectory
     lease_id: str
-    is_set_aside: bool  # will have had its tokens of this round when the request ends
 
 
 class RoundEnds(Protocol):
@@ -76,7 +75,7 @@ class GroupSimulation:
 
     def start(self, group: PromptGroup) -> None:
         self._running[group.uid] = (group, len(group.unfinished))
-        delay_s = self._scenario.request_latency_s + (self._resume_delay_s if group.has_started else 0.0)
+        delay_s = self._resume_delay_s if group.has_started else 0.0
         for trajectory in group.unfinished:
             if delay_s:
                 self._clock.at(self._clock.now_s + delay_s, partial(self._send, group, trajectory))
@@ -122,25 +121,23 @@ class GroupSimulation:
         if done_tok and left_s:
             self._wait(group, trajectory, left_s, is_cached=False)
             return
-        limit_tok = self._options.max_tokens_per_round
-        left_tok = self._tools.turn_left_tok(length_tok, done_tok)
-        now_tok = left_tok if limit_tok is None else min(left_tok, limit_tok)
+        turn_tok = self._tools.turn_left_tok(length_tok, done_tok)
         context_tok = self._scenario.prompt_len_tok + done_tok
         prefill_tok = 0 if is_cached else context_tok
         if done_tok and not is_cached:
             self.reprefilled_tok += context_tok
             prefill_tok = ceil(self._again * context_tok)
-        out = _Out(group, trajectory, self._fleet.new_lease_id(), is_set_aside=now_tok < left_tok)
+        out = _Out(group, trajectory, self._fleet.new_lease_id())
         self._fleet.send(
             out.lease_id,
-            Request(owner=out, context_tok=context_tok, remaining_tok=now_tok, prefill_tok=prefill_tok),
+            Request(owner=out, context_tok=context_tok, remaining_tok=turn_tok, prefill_tok=prefill_tok),
         )
 
     def _reattach(self, group: PromptGroup, trajectory: Trajectory, attachment: Attachment) -> None:
         """Go on with the request that was left in its engine; it may have ended since the engines opened."""
         trajectory.turns[0].attachment = None
         request = self._fleet.frozen.pop(attachment.lease_id)
-        request.owner = _Out(group, trajectory, attachment.lease_id, is_set_aside=False)
+        request.owner = _Out(group, trajectory, attachment.lease_id)
         if request.remaining_tok == 0:
             self._receive(request)
 
@@ -153,10 +150,7 @@ class GroupSimulation:
         if self._fleet.leases.server_of(out.lease_id) is None:
             return  # `_reattach` has found it, for another request that ended in the same step
         self._fleet.release(out.lease_id)
-        if out.is_set_aside:
-            self._come_to_rest(out.group)
-        else:
-            self._after_turn(out.group, out.trajectory)
+        self._after_turn(out.group, out.trajectory)
 
     def _after_turn(self, group: PromptGroup, trajectory: Trajectory) -> None:
         answers, done_tok = group.prompt[ANSWERS], trajectory.generated_tok
@@ -212,8 +206,6 @@ class GroupSimulation:
             self._listener.on_event(group.uid, GroupEvent.CERTAIN)
 
     def _judge(self, group: PromptGroup) -> GroupOutcome:
-        if group.unfinished:
-            return GroupOutcome.of(group, Verdict.SET_ASIDE)
         if self._options.filter.metric is None:
             return GroupOutcome.of(group, Verdict.VALID)
         metrics = group.prompt[ANSWERS].metrics

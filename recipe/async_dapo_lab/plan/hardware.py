@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...async_dapo.config.values import ConfigError, did_you_mean
-from ...async_dapo.core.trainer_memory import Gpu
 from .model_size import BYTES_PER_VALUE, ModelSize, find_config, size_of
+from .trainer_memory import Gpu
 
 # Fields of the models' published config.json that decide their size.
 _FIELDS = (

@@ -13,8 +13,7 @@ import numpy as np
 
 from ...async_dapo.config.values import ConfigError
 
-_LENGTH_KEYS = ("response_length", "response_len_tok", "length", "num_tokens")
-_GROUP_KEYS = ("uid", "prompt_uid", "group", "prompt_id")
+_LENGTH_KEY, _GROUP_KEY = "response_length", "uid"
 _LENGTHS_KEY = "response_lens_tok"  # a row may hold a whole group
 
 MEAN, LONGEST, CUT = "response_length/mean", "response_length/max", "response_length/clip_ratio"
@@ -43,14 +42,6 @@ class LogNormalLengths:
     sigma: float
     correlation: float
 
-    def __post_init__(self) -> None:
-        if self.median_tok <= 0:
-            raise ConfigError("length_median_tok", self.median_tok, "must be > 0 tokens")
-        if self.sigma < 0:
-            raise ConfigError("length_sigma", self.sigma, "must be >= 0; 0 = all responses are equally long")
-        if not 0 <= self.correlation <= 1:
-            raise ConfigError("length_correlation", self.correlation, "must be in 0..1")
-
     def of_normal(self, z: np.ndarray) -> np.ndarray:
         return self.median_tok * np.exp(self.sigma * z)
 
@@ -70,9 +61,8 @@ class _MeasuredLengths:
 def _measured_lengths(rows: Iterable[Mapping[str, Any]], *, path: str, default_correlation: float) -> _MeasuredLengths:
     """Measured lengths.
 
-    A row has one response's length under `response_length`, `response_len_tok`, `length` or `num_tokens`, and may name
-    its prompt group under `uid`; or it has a whole group's under `response_lens_tok`. With groups, the correlation
-    within them is measured too.
+    A row has one response's length under `response_length`, and may name its prompt group under `uid`; or it has a
+    whole group's under `response_lens_tok`. With groups, the correlation within them is measured too.
 
     Raises:
         ConfigError: when there is none, or no such column.
@@ -120,17 +110,12 @@ def correlation_within(groups: Sequence[Sequence[float]], *, default: float) -> 
 
 
 def _lengths_of(row: Mapping[str, Any], path: str, number: int) -> tuple[list[float], Any]:
-    uid = next((row[key] for key in _GROUP_KEYS if key in row), None)
+    uid = row.get(_GROUP_KEY)
     if _LENGTHS_KEY in row:
         return [float(value) for value in row[_LENGTHS_KEY]], uid
-    key = next((key for key in _LENGTH_KEYS if key in row), None)
-    if key is None:
-        raise ConfigError(
-            "lengths",
-            path,
-            f"row {number} has none of the columns {', '.join((*_LENGTH_KEYS, _LENGTHS_KEY))}; rename its column",
-        )
-    return [float(row[key])], uid
+    if _LENGTH_KEY not in row:
+        raise ConfigError("lengths", path, f"row {number} has neither {_LENGTH_KEY} nor {_LENGTHS_KEY}; rename its key")
+    return [float(row[_LENGTH_KEY])], uid
 
 
 def _normal_share(z: float) -> float:
@@ -188,7 +173,7 @@ def _mean_tok(at_tok: float, score: float, sigma: float, *, is_cut: bool) -> flo
 
 
 def load_lengths(path: str, *, default_correlation: float) -> LengthModel:
-    """Lengths that a JSONL or parquet file holds, or a log-normal that fits a run's `metrics.jsonl`.
+    """Lengths that a JSONL file holds, or a log-normal that fits a run's `metrics.jsonl`.
 
     Args:
         default_correlation: within a group, where the file does not tell [0-1].
@@ -196,22 +181,11 @@ def load_lengths(path: str, *, default_correlation: float) -> LengthModel:
     Raises:
         ConfigError: when the file is missing, cannot be read, or tells no lengths.
     """
-    rows = _read_rows(Path(path))
+    values = read_jsonl(Path(path), key="lengths", wanted="a JSONL file, or set length_median_tok")
+    rows = [value if isinstance(value, dict) else {_LENGTH_KEY: value} for value in values]
     if steps := [row["data"] for row in rows if isinstance(row.get("data"), Mapping)]:
         return _fit_lengths(steps, path=path, correlation=default_correlation)
     return _measured_lengths(rows, path=path, default_correlation=default_correlation)
-
-
-def _read_rows(path: Path) -> Sequence[Mapping[str, Any]]:
-    if path.suffix == ".parquet" and path.is_file():
-        import pyarrow.parquet  # only where a parquet file is read
-
-        try:
-            return pyarrow.parquet.read_table(path).to_pylist()
-        except (pyarrow.ArrowInvalid, OSError) as error:
-            raise ConfigError("lengths", path, f"cannot be read as parquet ({error})") from error
-    rows = read_jsonl(path, key="lengths", wanted="a JSONL or parquet file, or set length_median_tok")
-    return [row if isinstance(row, dict) else {"length": row} for row in rows]
 
 
 def read_jsonl(path: Path, *, key: str, wanted: str) -> list[Any]:

@@ -46,7 +46,6 @@ class StepMeasure:
     prefill_s: float
     num_servers: int
     num_gpus: int
-    events: int
 
     @property
     def in_loss_tok(self) -> float:
@@ -56,11 +55,6 @@ class StepMeasure:
     def tokens_per_s_per_gpu(self) -> float:
         """Tokens in the loss over the whole step."""
         return self.in_loss_tok / (self.step_s * self.num_gpus)
-
-    @property
-    def rollout_tokens_per_s_per_gpu(self) -> float:
-        """Tokens in the loss over the rollout alone."""
-        return self.in_loss_tok / (self.rollout_s * self.num_gpus)
 
     @property
     def idle_ratio(self) -> float:

@@ -5,14 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .candidates import COLOCATE_WITH_DRAFTS
 from .inputs import Inputs
-from .recommend import Advice
+from .recommend import MOST_LENGTH_BIAS, Advice, overrides_of
 from .scenario import Scenario
 from .sweep import Row
-from .systems import VERL, VERL_COLOCATE_ASYNC
-
-TOP = 6  # of the fastest rows
+from .systems import VERL
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "system": lambda row: row.candidate.system.name,
@@ -55,61 +52,33 @@ def describe(scenario: Scenario) -> str:
     )
 
 
-def shown(rows: Sequence[Row], advice: Advice) -> list[Row]:
-    """The first row, verl colocate_async with and without drafts, this recipe's default too, the recommended ones, the
-    `TOP` fastest, and all that are faster than the one to paste. In the order of `rows`."""
-    fastest = sorted(rows, key=lambda row: -row.speed_up)[:TOP]
-    kept = {id(row) for row in (rows[0], *fastest, *(choice.row for choice in advice.choices.values()))}
-    named = (VERL_COLOCATE_ASYNC, COLOCATE_WITH_DRAFTS)
-    kept |= {
-        id(row)
-        for row in rows
-        if row.candidate.is_default or row.candidate.is_plain or row.candidate.system.name in named
-    }
-    if advice.to_paste is not None:
-        kept |= {id(row) for row in rows if row.speed_up > advice.to_paste.row.speed_up}
-    return [row for row in rows if id(row) in kept]
-
-
-def table(rows: Sequence[Row], advice: Advice, *, everything: bool) -> str:
+def table(rows: Sequence[Row], advice: Advice) -> str:
     """Rows, with the choice that each one is; the one to paste has a star."""
-    visible = list(rows) if everything else shown(rows, advice)
-    cells = [list(COLUMNS), *([column(row) for column in COLUMNS.values()] for row in visible)]
-    choices = ["", *(" ".join(advice.names_of(row)) for row in visible)]
-    pasted = None if advice.to_paste is None else advice.to_paste.row
-    marks = [" ", *("*" if row is pasted else " " for row in visible)]
+    cells = [list(COLUMNS), *([column(row) for column in COLUMNS.values()] for row in rows)]
+    choices = ["", *(" ".join(name for name, one in advice.choices.items() if one is row) for row in rows)]
+    marks = [" ", *("*" if advice.pasted and advice.choices[advice.pasted] is row else " " for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
     lines = []
     for mark, line, choice in zip(marks, cells, choices, strict=True):
         rest = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
         lines.append("  ".join([mark + line[0].ljust(widths[0]), *rest, choice]).rstrip())
-    left_out = len(rows) - len(visible)
-    more = [f"({left_out} slower rows are not shown: --all)"] if left_out else []
-    return "\n".join([*lines, *more, "", MEANINGS])
+    return "\n".join([*lines, "", MEANINGS])
 
 
-def in_words(advice: Advice, inputs: Inputs) -> str:
-    """The choices with their reasons, what to be wary of, and the one to paste."""
+def in_words(advice: Advice) -> str:
+    """The comparison with verl, what to be wary of, and what to paste."""
     if not advice.choices:
         return (
-            f"No setting has a length bias within {inputs.max_length_bias} and an off-policy share of at most "
-            f"{inputs.max_off_policy}: relax max_length_bias or max_off_policy."
+            f"No row of this recipe has fresh tokens, and trained lengths within {MOST_LENGTH_BIAS:.0%} of the natural "
+            "ones: set a lower async_dapo.max_staleness or async_dapo.max_partial_share."
         )
     lines = [advice.compared] if advice.compared else []
-    for name, choice in advice.choices.items():
-        mean = choice.row.mean
-        lines.append(
-            f"{name:<9} {choice.row.candidate.system.name}: step {_seconds(mean.step_s)} s "
-            f"({choice.row.speed_up:.2f}x), off-policy {mean.off_policy_ratio:.2f}, staleness "
-            f"{mean.staleness_mean:.2f}/{mean.staleness_max}, waste {mean.waste_ratio:.2f}\n          {choice.reason}"
-        )
     lines += [f"warning: {warning}" for warning in advice.warnings]
-    if advice.to_paste is None:
+    if advice.pasted is None:
         assert advice.verls_own is not None
         return "\n".join([*lines, stay_with(advice.verls_own)])
-    overrides = " \\\n    ".join(advice.to_paste.overrides)
-    lines.append(f"Recommended ({advice.name_to_paste}):\n    {overrides}")
-    return "\n".join(lines)
+    overrides = " \\\n    ".join(overrides_of(advice.choices[advice.pasted]))
+    return "\n".join([*lines, f"Recommended ({advice.pasted}):\n    {overrides}"])
 
 
 def stay_with(mode: Row) -> str:
@@ -125,8 +94,8 @@ def stay_with(mode: Row) -> str:
 def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Advice) -> str:
     """Everything: what was asked, what was assumed, every measure of every row."""
     choices = {
-        name: {"system": choice.row.candidate.system.name, "overrides": choice.overrides, "reason": choice.reason}
-        for name, choice in advice.choices.items()
+        name: {"system": row.candidate.system.name, "overrides": overrides_of(row)}
+        for name, row in advice.choices.items()
     }
     return json.dumps(
         {
@@ -134,7 +103,7 @@ def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Adv
             "step_cost": asdict(scenario.step_cost()),
             "rows": [_row_dict(row) for row in rows],
             "choices": choices,
-            "recommended": None if advice.name_to_paste is None else choices[advice.name_to_paste],
+            "recommended": None if advice.pasted is None else choices[advice.pasted],
             "stay_with": None if advice.verls_own is None else advice.verls_own.candidate.system.name,
             "compared": advice.compared,
             "warnings": advice.warnings,
@@ -146,16 +115,12 @@ def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Adv
 
 def _row_dict(row: Row) -> dict[str, Any]:
     candidate, mean = row.candidate, row.mean
-    of_mean = (
-        "tokens_per_s_per_gpu", "rollout_tokens_per_s_per_gpu", "idle_ratio", "server_idle_ratio", "waste_ratio",
-        "off_policy_ratio", "staleness_mean", "trained_len_tok", "prefill_ratio",
-    )  # fmt: skip
-    of_row = ("speed_up", "bound_s", "bound_share", "length_bias")
+    of_mean = ("tokens_per_s_per_gpu", "idle_ratio", "waste_ratio", "off_policy_ratio", "staleness_mean")
     return {
         "system": candidate.system.name,
-        **{name: getattr(candidate, name) for name in ("is_baseline", "strategy", "stop_rule", "concurrency")},
+        **{name: getattr(candidate, name) for name in ("is_baseline", "strategy", "stop_rule")},
         "overrides": dict(candidate.system.overrides),
-        **{name: getattr(row, name) for name in of_row},
+        **{name: getattr(row, name) for name in ("speed_up", "bound_s", "bound_share", "length_bias")},
         **asdict(mean),
         **{name: getattr(mean, name) for name in of_mean},
     }

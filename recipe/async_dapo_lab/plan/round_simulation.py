@@ -38,7 +38,6 @@ class SimulatedRound:
     unfinished: list[PromptGroup]
     rollout_s: float
     reprefilled_tok: int
-    events: int
 
 
 class RoundSimulation:
@@ -113,7 +112,6 @@ class RoundSimulation:
             unfinished=self._unfinished,
             rollout_s=self._clock.now_s,
             reprefilled_tok=self._running.reprefilled_tok,
-            events=self._clock.events,
         )
 
     # ---- the trainer ----
@@ -173,7 +171,7 @@ class RoundSimulation:
 
     def _stop(self) -> None:
         self._is_stopped = True
-        self._unfinished += self._running.stop()
+        self._unfinished = self._running.stop()
 
     # ---- the coordinator and the workers ----
 
@@ -204,9 +202,7 @@ class RoundSimulation:
             self._fill_lanes()
 
     def on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
-        if outcome.verdict is Verdict.SET_ASIDE:
-            self._unfinished.append(group)
-        elif outcome.verdict is Verdict.VALID:
+        if outcome.verdict is Verdict.VALID:
             self._on_valid(group)
         self._filtered += outcome.verdict is Verdict.FILTERED
         self._free_lanes[self._worker_of.pop(group.uid)] += 1

@@ -73,7 +73,7 @@ class SeparateRun:
 
     def _run_step(self) -> StepMeasure:
         began_s, self._ended, self._drawn = self._clock.now_s, [], 0
-        before, events = self._fleet.counters(), self._clock.events
+        before = self._fleet.counters()
         self._step += 1
         if self._step == 1:
             self._draw(self._scenario.train_batch_size)  # verl's warm-up
@@ -97,7 +97,6 @@ class SeparateRun:
             wasted_tok=int(wasted_tok),
             generating_s=self._clock.now_s - began_s,
             stopped_s=self._scenario.constants.stop_s + self._scenario.weight_update_s,
-            events=self._clock.events - events,
         )
         self._clock.run_until(began_s + measure.step_s)
         self._go_on(stopped)
@@ -114,7 +113,6 @@ class SeparateRun:
         wasted_tok: int,
         generating_s: float,
         stopped_s: float,
-        events: int,
     ) -> StepMeasure:
         """The rollout is what the trainer has waited for samples.
 
@@ -143,7 +141,6 @@ class SeparateRun:
             drawn_groups=self._drawn,
             reprefilled_tok=self._running.reprefilled_tok,
             num_gpus=self._scenario.num_gpus,
-            events=events,
         )
 
     def _go_on(self, groups: list[PromptGroup]) -> None:

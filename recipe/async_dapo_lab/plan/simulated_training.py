@@ -167,7 +167,6 @@ class TrainingRun:
             retired_groups=retired_groups,
             reprefilled_tok=simulated.reprefilled_tok,
             num_gpus=self._scenario.num_gpus,
-            events=simulated.events,
         )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...async_dapo.config.values import ConfigError
 from ...async_dapo.core.trajectory import PromptGroup, Trajectory
 from .lengths import LengthModel
 
@@ -118,14 +117,6 @@ class ToolCalls:
     median_s: float
     sigma: float
     seed: int
-
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ConfigError("tool_calls", self.count, "must be >= 0")
-        if self.median_s < 0:
-            raise ConfigError("tool_median_s", self.median_s, "must be >= 0 seconds")
-        if self.sigma < 0:
-            raise ConfigError("tool_sigma", self.sigma, "must be >= 0; 0 = all calls take as long")
 
     def turn_left_tok(self, length_tok: int, done_tok: int) -> int:
         """Tokens until the turn ends in which a response of this length is."""

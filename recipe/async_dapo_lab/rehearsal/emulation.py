@@ -12,12 +12,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ...async_dapo.config.values import ConfigError
 from ...async_dapo.startup.agent_loop_check import loops_of_data
-from ...async_dapo.startup.preflight import check_all
 from ..plan.hardware import MODEL_PRESETS
 from ..plan.workload import ToolCalls
 from ..quickstart.tiny_model import build_tokenizer
 from . import answers
-from .options import RehearsalOptions, assumed_gpu, have_own_gpus
+from .options import RehearsalOptions, have_own_gpus
 
 MODEL = "qwen3-8b"
 POSITIONS = 131_072
@@ -89,17 +88,6 @@ def check_rehearsable(config: DictConfig) -> None:
     ):
         if is_used:
             raise ConfigError(key, OmegaConf.select(config, key), f"{what} are not rehearsed; do without")
-
-
-def check_as_training(config: DictConfig) -> None:
-    """As a training does, but for the room of checkpoints: those of a rehearsal are small.
-
-    Raises:
-        ConfigError: naming key, value and remedy.
-    """
-    save_freq, config.trainer.save_freq = config.trainer.save_freq, -1
-    check_all(config, assumed_gpu(config))
-    config.trainer.save_freq = save_freq
 
 
 def emulate(config: DictConfig, options: RehearsalOptions) -> None:

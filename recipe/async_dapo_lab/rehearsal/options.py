@@ -21,11 +21,11 @@ from ...async_dapo.config.values import (
     SpeculativeConfig,
     parse_options,
 )
-from ...async_dapo.core.trainer_memory import Gpu
 from ..plan.costs import StepCost
 from ..plan.hardware import DEFAULT_ACCELERATOR, find_accelerator
 from ..plan.inputs import Inputs
 from ..plan.scenario import Scenario
+from ..plan.trainer_memory import Gpu
 
 # The node that this override of Hydra's adds to the recipe's configuration; no search path is asked for it, so that a
 # run may have one of its own.
@@ -125,7 +125,7 @@ class RehearsalOptions:
             "max_response_length": config.data.max_response_length,
             "updates": updates_of(config),
         }
-        return Inputs.load(None, given | dict(self.inputs))
+        return Inputs.load(given | dict(self.inputs))
 
     def scenario(self, config: DictConfig) -> Scenario:
         return self.planner_inputs(config).scenario()

@@ -11,7 +11,8 @@ from ...async_dapo.config.options import CONFIG_FOLDER, CONFIG_NAME
 from ...async_dapo.main_async_dapo import explained
 from ...async_dapo.runtime.garbage import collect_cycles_rarely
 from ...async_dapo.runtime.verl_version import check_versions
-from .emulation import check_as_training, check_rehearsable, emulate, use_stand_in
+from ...async_dapo.startup.preflight import check_all
+from .emulation import check_rehearsable, emulate, use_stand_in
 from .options import WITH_REHEARSAL, RehearsalOptions, have_own_gpus
 
 LAB_DIR = Path(__file__).resolve().parents[1]
@@ -32,7 +33,7 @@ def _run(config: DictConfig) -> None:
         if options.stand_in:
             use_stand_in(config, options)
         check_rehearsable(config)
-        check_as_training(config)
+        check_all(config)
         options.step_cost(config)
         from verl.trainer.main_ppo import run_ppo
 

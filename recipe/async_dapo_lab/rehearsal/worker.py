@@ -11,7 +11,6 @@ from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
 
-from ...async_dapo.weights.snapshots import SnapshotRoom
 from .engine import LOG_PROB
 
 logger = logging.getLogger(__name__)
@@ -56,8 +55,8 @@ class EmulatedRank(Worker):
     # Earlier versions of the weights, for `async_dapo.importance_sampling=mixture`.
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_snapshots(self, *_: Any) -> SnapshotRoom:
-        return SnapshotRoom(node="rehearsed", snapshot_bytes=0, newest_bytes=0, optimizer_bytes=0, available_bytes=0)
+    def begin_snapshots(self, *_: Any) -> None:
+        pass
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def keep_weights(self, *_: Any) -> int:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.trainer_memory import TrainerMemory
+from recipe.async_dapo_lab.plan.trainer_memory import TrainerMemory
 
 GB = 1e9
 QWEN3_8B = TrainerMemory(parameters=8.2e9, shards=8, layers=36, hidden=4096, vocabulary=151_936, micro_batch_tok=8192)

@@ -22,9 +22,6 @@ class Gpu:
     memory_gb: float  # 1e9 bytes
 
 
-ASSUMED_GPU = Gpu(name="h200 (assumed: no GPU here)", memory_gb=141)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerMemory:
     """A model under FSDP: bytes on each GPU.
