@@ -4,7 +4,8 @@ import pandas as pd
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.costs import ServerConstants, kv_room_tok
-from recipe.async_dapo_lab.plan.hardware import Accelerator, ModelShape, find_accelerator, load_model
+from recipe.async_dapo_lab.plan.hardware import Accelerator, find_accelerator, load_model
+from recipe.async_dapo_lab.plan.model_size import ModelShape
 from recipe.async_dapo_lab.plan.trainer_memory import TRAINED_COPIES, TrainerMemory
 
 # Model, GPUs that train it together, GPUs of an engine.

@@ -104,6 +104,7 @@ def _lanes_of(file: str) -> int:
     return MOST_TRAINING_LANES if name in ALONE else name.startswith("e2e/")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
     return Lanes(config, log)
 

@@ -16,7 +16,8 @@ import pandas as pd
 
 from benchmarks.defaults.settings import MEASURED
 from recipe.async_dapo_lab.gpu_check.assets import LARGE
-from recipe.async_dapo_lab.plan.hardware import Accelerator, find_accelerator, shape_of
+from recipe.async_dapo_lab.plan.hardware import Accelerator, find_accelerator
+from recipe.async_dapo_lab.plan.model_size import shape_of
 
 OTHER = "verl colocate_async, 0.05 s poll"
 

@@ -173,13 +173,6 @@ def measures_table(runs: pd.DataFrame) -> pd.DataFrame:
     return _named(medians.rename(columns=MEASURES))
 
 
-def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Every run, in the order of the tables above."""
-    columns = {"repetition": "Repetition", "step_s_mean": "Step [s]", "rollout_s_mean": "Rollout [s]"}
-    columns |= {"trained_tok_per_s": "Trained tokens/s", "bound_tok_per_s": "Bound [tokens/s]"} | MEASURES
-    return _named(runs[[*CELL, "system", *columns, "commit"]].rename(columns=columns | {"commit": "Commit"}))
-
-
 def headline_table(runs: pd.DataFrame) -> pd.DataFrame:
     """The default strategy beside verl's modes on one engine: medians over the repetitions that all of them have.
 

@@ -55,7 +55,7 @@ def test_given_the_only_engine_when_it_dies_while_the_actor_trains_then_the_upda
 def test_given_an_engine_that_never_sleeps_then_it_is_ended_and_steps_go_on(start) -> None:
     cluster = start(options(rollout_strategy=RolloutStrategy.PARTIAL))
     cluster.step()
-    cluster.servers[1]._hangs = True
+    cluster.servers[1].hangs = True
     before_s = cluster.loop.time()
     cluster.sample()
     assert cluster.server_handles[1].is_dead
@@ -70,7 +70,7 @@ def test_given_an_engine_that_never_stops_then_it_is_ended_and_its_requests_are_
     cluster = start(
         options(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED), task=task
     )
-    cluster.servers[1]._hangs = True
+    cluster.servers[1].hangs = True
     cluster.step()
     assert servers_of(cluster) == ["server-0"]
     cluster.steps(10)

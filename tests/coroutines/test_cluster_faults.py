@@ -47,7 +47,7 @@ def test_given_a_server_that_hangs_when_prompts_are_asked_for_all_the_time_then_
 
     opts = options(target_valid_groups=4, over_sampling_batch_size=1, engine_timeout_s=90.0)
     cluster = start(opts, task=Task(lambda prompt_ids: 10, metric_of))
-    cluster.servers[1]._token_s = 1e6
+    cluster.servers[1].token_s = 1e6
     cluster.servers[1].ping = asyncio.Event().wait
     was_dead: list[bool] = []
     cluster.loop.call_at(1.5 * opts.engine_timeout_s + 1, lambda: was_dead.append(cluster.server_handles[1].is_dead))
@@ -69,7 +69,7 @@ def test_given_servers_that_never_stop_then_the_step_ends_with_an_error_at_the_t
         options(stop_rule=StopRuleName.FIRST_COMPLETED), task=Task(lambda prompt_ids: 5 + 900 * (prompt_ids[0] == 1))
     )
     for server in cluster.servers:
-        server._hangs = True
+        server.hangs = True
     with pytest.raises(EnginesUnavailable, match=r"left: (engine \d has not answered to stop_generation within .*){2}"):
         cluster.step()
     assert cluster.loop.time() < 60 + cluster.options.engine_timeout_s
@@ -78,7 +78,7 @@ def test_given_servers_that_never_stop_then_the_step_ends_with_an_error_at_the_t
 def test_given_an_engine_that_generates_for_ever_then_the_step_ends_with_an_error_at_the_round_limit(start) -> None:
     cluster = start(options(round_timeout_s=600.0), task=Task(lambda prompt_ids: 100_000))
     for server in cluster.servers:
-        server._token_s = 1000.0
+        server.token_s = 1000.0
     with pytest.raises(RolloutError, match=r"round_timeout_s=600.0.*total_inflight"):
         cluster.step()
     assert cluster.loop.time() == pytest.approx(600, abs=2)

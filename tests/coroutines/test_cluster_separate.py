@@ -170,7 +170,7 @@ def test_given_training_that_takes_longer_than_a_round_may_then_the_next_batch_h
 
 def test_given_a_worker_that_has_not_begun_when_the_others_have_a_batch_then_it_has_nothing_to_report(start) -> None:
     cluster = start(separate_options(RolloutStrategy.PARTIAL), SeparateCluster)
-    cluster.worker_handles[1]._latency_s = lambda method: 200.0 if method == "run_round" else 0.01
+    cluster.worker_handles[1].latency_s = lambda method: 200.0 if method == "run_round" else 0.01
     cluster.step()
     assert cluster.loop.time() < 200
 

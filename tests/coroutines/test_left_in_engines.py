@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.support.router import router_options
 from recipe.async_dapo.calls import Recorder, current_recorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines import load_balancer
@@ -19,6 +18,7 @@ from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 
 from ..support.client_world import CLEANUP_TIMEOUT_S, llm_client
 from ..support.fakes import FakeHandle
+from ..support.router import router_options
 from ..support.scripted_engine import ScriptedEngine, start_server
 
 NAMES = "abc"

@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 
-from benchmarks.support.router import router_options
 from recipe.async_dapo.engines import server as server_module
 from recipe.async_dapo.engines.lives import EngineLives
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
@@ -14,6 +13,7 @@ from recipe.async_dapo.engines.server_actor import ServerActor
 from ..support.balancer_world import acquire, balancer, handles, is_quiet, release
 from ..support.client_world import LENGTH_TOK, assert_whole, world
 from ..support.fakes import FakeHandle, ScriptedServer, token_at
+from ..support.router import router_options
 from ..support.scripted_engine import ScriptedEngine, start_server
 from ..support.simulation import at_each, now_s, settle
 

@@ -132,7 +132,7 @@ async def test_given_a_batch_that_is_handed_over_in_mid_update_then_each_engine_
 async def test_given_an_engine_that_is_removed_while_others_are_asked_then_it_has_no_capacity(monkeypatch) -> None:
     it = RollingWorld(monkeypatch, RolloutStrategy.PARTIAL, "ab")
     await it.begin()
-    it.handles["b"]._latency_s = 2.0
+    it.handles["b"].latency_s = 2.0
     turning = asyncio.create_task(it.balancer.turn_over())
     await asyncio.sleep(1)
     it.balancer._lives.lose("a", "leaves")

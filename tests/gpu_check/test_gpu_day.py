@@ -20,7 +20,8 @@ from recipe.async_dapo.check import main as check
 from recipe.async_dapo_lab.gpu_check.assets import LARGE, make_model
 from recipe.async_dapo_lab.gpu_check.speed import LONG_TOK, SHORT_TOK, cells, record_line
 from recipe.async_dapo_lab.plan.costs import ServerConstants, step_cost
-from recipe.async_dapo_lab.plan.hardware import find_accelerator, shape_of
+from recipe.async_dapo_lab.plan.hardware import find_accelerator
+from recipe.async_dapo_lab.plan.model_size import shape_of
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, run_overrides
 
 from ..support import hanging, turn_taker

@@ -5,10 +5,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.costs import DraftCost, ServerConstants
-from recipe.async_dapo_lab.plan.hardware import BYTES_PER_VALUE, find_accelerator, load_model, shape_of
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
+from recipe.async_dapo_lab.plan.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.plan.inputs import Inputs
-from recipe.async_dapo_lab.plan.model_size import size_of
+from recipe.async_dapo_lab.plan.model_size import BYTES_PER_VALUE, shape_of
 
 from ..support.plan_settings import small_scenario
 
@@ -149,6 +149,6 @@ CONVOLUTIONS = {"layer_types": ["conv", "conv", "full_attention", "conv"] * 4}
 def test_a_config_json_says_of_layers_what_transformers_reads_in_it(kind, layers, config):
     shape = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100}
     config = shape | config | {"num_hidden_layers": layers, "num_experts_per_tok": 1, "model_type": kind}
-    size, kinds = size_of(config, name=kind), CONFIG_MAPPING[kind](**config).layer_types
+    size, kinds = shape_of(config, name=kind), CONFIG_MAPPING[kind](**config).layer_types
     assert size.full_layers == kinds.count("full_attention")
     assert size.window_layers == kinds.count("sliding_attention")

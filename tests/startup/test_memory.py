@@ -7,10 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup.model_check import check_host_memory
-from recipe.async_dapo_lab.check import run_in_words
+from recipe.async_dapo_lab.check import in_words
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 
 STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.rollout.free_cache_engine=False")
@@ -67,7 +66,7 @@ def test_the_run_in_words_says_what_the_trainer_takes_and_whether_engines_fit_be
     on_gpus, an_80_gb_gpu, overrides, words
 ):
     config = on_gpus(*overrides)
-    said = run_in_words(config, AsyncDAPOConfig.from_hydra(config))
+    said = in_words(config)
     assert ("do not fit beside it" in said) == bool(words)
     assert all(word in said for word in words), said
 

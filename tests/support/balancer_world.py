@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.support.router import router_options
 from recipe.async_dapo.core.balance import Returned
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 
 from .fakes import FakeHandle, ScriptedServer
+from .router import router_options
 from .simulation import settle
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from verl.workers.rollout.replica import TokenOutput
 
-from benchmarks.support.router import router_options
 from recipe.async_dapo.calls import Recorder, TrajectoryInterrupted, current_recorder
 from recipe.async_dapo.core.trajectory import Attachment, Trajectory
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 
 from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at
+from .router import router_options
 
 PROMPT = [7]
 LENGTH_TOK = 6

@@ -50,7 +50,7 @@ class FakeHandle:
     def __init__(self, target: Any, *, latency_s: float | Callable[[str], float] = 0.0) -> None:
         self.target = target
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self._latency_s = latency_s
+        self.latency_s = latency_s
         self._is_dead = False
         self._reachable_at_s = 0.0
         self._broken: asyncio.Event | None = None
@@ -86,7 +86,7 @@ class FakeHandle:
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RemoteCall:
         args, kwargs = copy.deepcopy((args, kwargs))
         self.calls.append((method, args, kwargs))
-        latency_s = self._latency_s(method) if callable(self._latency_s) else self._latency_s
+        latency_s = self.latency_s(method) if callable(self.latency_s) else self.latency_s
         loop = asyncio.get_event_loop()  # also set while it is not running: a trainer is synchronous
         call = self._run(method, args, kwargs, latency_s=latency_s)
         return RemoteCall(loop.create_task(call, name=f"{REMOTE} {type(self.target).__name__}.{method}"))

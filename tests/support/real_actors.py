@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import ray
 from ray.actor import ActorHandle
 
-from benchmarks.support.router import router_options
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
 
 from .rounds import spec, tickets
+from .router import router_options
 from .scripted_server import ScriptedServer
 
 T = TypeVar("T")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.support.router import router_options
 from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.engine_requests import EngineRequests
@@ -14,6 +13,7 @@ from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 from recipe.async_dapo.separate.rolling_update import Phase
 
 from .fakes import FakeHandle, ScriptedServer, token_at
+from .router import router_options
 from .separate_cluster import WeightTaker
 from .simulation import settle
 

@@ -65,10 +65,10 @@ class ScriptedServer:
         hangs: bool = False,
     ) -> None:
         self._length_of = length_of
-        self._token_s = token_s
+        self.token_s = token_s
         self._prompt_len_tok = prompt_len_tok
         self._delivery_tok = delivery_tok
-        self._hangs = hangs
+        self.hangs = hangs
         self.global_steps = 0
         self.is_stopped = False
         self.running: dict[str, ScriptedRequest] = {}  # in the engine, frozen or not
@@ -154,7 +154,7 @@ class ScriptedServer:
             max_num_seqs=self.max_num_seqs,
             generated_tok=self.generated_tok,
             kv_tok_s=float(self.generated_tok),
-            request_s=self.generated_tok * self._token_s,
+            request_s=self.generated_tok * self.token_s,
         )
 
     @property
@@ -170,13 +170,13 @@ class ScriptedServer:
                 request.is_forgotten = True
             if request_id not in self.running:
                 self.aborted_before.add(request_id)
-            elif not self._hangs:
+            elif not self.hangs:
                 self.running[request_id].aborted.set()
 
     async def wait_for_requests_to_drain(self) -> None: ...
 
     async def sleep(self) -> None:
-        if self._hangs:
+        if self.hangs:
             await asyncio.Event().wait()
 
     async def ping(self) -> None:
@@ -201,7 +201,7 @@ class ScriptedServer:
         """Generate to the end, in vLLM's words."""
         finish_reason = "stop" if request.length_tok <= request.max_tokens else "length"
         while len(request.token_ids) < min(request.length_tok, request.max_tokens):
-            if await _happens_within(request.aborted, self._token_s):
+            if await _happens_within(request.aborted, self.token_s):
                 finish_reason = "abort"
                 break
             await _either(self._decodes, request.aborted)

@@ -260,4 +260,4 @@ class SeparateCluster(Cluster):
 
 
 def slow_by_half(cluster: SeparateCluster, number: int) -> None:
-    cluster.servers[number]._token_s = 2.0
+    cluster.servers[number].token_s = 2.0

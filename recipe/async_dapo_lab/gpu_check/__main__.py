@@ -99,7 +99,7 @@ class Check:
             timeout_s=options.timeout_s,
         )
         verdict = training.judge_training(steps, ended, case=case, bounds=training.BOUNDS[options.device])
-        self._results.add(case.name, verdict, seconds=time.perf_counter() - began_s, measured=training.figures(steps))
+        self._results.add(case.name, verdict, seconds=time.perf_counter() - began_s)
 
     def _cheaper_tokens(self) -> None:
         """Drafts and an FP8 cache, each in an engine of its own, beside the plain one."""
@@ -194,7 +194,7 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser = argparse.ArgumentParser(
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine to check; theme 7 needs two or more")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine to check; theme 6 needs two or more")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: check what a CPU can")
     parser.add_argument("--only", type=int, choices=range(2, 7), metavar="N", help="beside theme 1 only theme N")
     parser.add_argument("--model", type=Path, help="folder of a model to check with, instead of one made here")

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -156,20 +155,6 @@ def _measured(steps: Sequence[Step]) -> str:
         f"steps of {seconds} s, stops within {1e3 * stop_s:.0f} ms, weights sent in {weights_s:.2f} s; k3 KL of fresh "
         f"tokens {fresh_kl:.1g}, least effective sample size {least:.3f}"
     )
-
-
-def figures(steps: Sequence[Step]) -> dict[str, Any]:
-    """For the file: of every step."""
-    names = {
-        "step_s": keys.STEP_S,
-        "fresh_ratio_max": _FRESH_RATIO,
-        "k3_kl": keys.K3_KL,
-        "ess_ratio": keys.ESS_RATIO,
-        "off_policy_token_ratio": keys.OFF_POLICY,
-        "stop_s": keys.STOP_LATENCY_S,
-        "weights_s": keys.WEIGHTS_S,
-    }
-    return {short: [step.get(name) for step in steps] for short, name in names.items()}
 
 
 def train(

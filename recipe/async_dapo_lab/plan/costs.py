@@ -5,7 +5,8 @@ from math import ceil
 from typing import Any
 
 from ...async_dapo.config.values import ConfigError
-from .hardware import Accelerator, ModelShape
+from .hardware import Accelerator
+from .model_size import ModelShape
 from .trainer_memory import Gpu
 
 

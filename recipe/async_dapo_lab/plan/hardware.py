@@ -1,11 +1,10 @@
 """Accelerators, from the vendors' data sheets, and models: what decides their speed, by name or from a config.json."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ...async_dapo.config.values import ConfigError, did_you_mean
-from .model_size import BYTES_PER_VALUE, ModelSize, find_config, size_of
+from .model_size import ModelShape, find_config, shape_of
 from .trainer_memory import Gpu
 
 # Fields of the models' published config.json that decide their size.
@@ -87,67 +86,6 @@ def find_accelerator(name: str) -> Accelerator:
     return ACCELERATORS[name.lower()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape(ModelSize):
-    """A model's sizes, and what they come to: weights, KV cache and arithmetic per token. All KV heads are counted
-    once; see `copied`.
-    """
-
-    weight_bytes: float
-    kv_bytes_per_token: float  # of the layers that keep every token
-    window_bytes_per_token: float  # of those that keep a window
-
-    def request_bytes(self, context_tok: int) -> float:
-        """What a request with this context or less holds beside `kv_bytes_per_token` of each token, at most: the
-        windows, and the state of linear attention.
-        """
-        windows = self.window_bytes_per_token * min(self.window_tok, context_tok)
-        return windows + self.state_bytes
-
-    def copied(self, tensor_parallel_size: int) -> "ModelShape":
-        """On so many GPUs together, each of which has a whole KV head at least: of few heads there are copies."""
-        copies = max(1.0, tensor_parallel_size / self.kv_heads)
-        return replace(
-            self,
-            kv_bytes_per_token=copies * self.kv_bytes_per_token,
-            window_bytes_per_token=copies * self.window_bytes_per_token,
-        )
-
-    @property
-    def expert_share(self) -> float:
-        """Share of the weights that is in experts."""
-        return self.expert_parameters / self.parameters
-
-    @property
-    def flops_per_token(self) -> float:
-        """Matrix products of one token's forward pass, without attention to every token."""
-        windows = 4 * self.window_layers * self.attention_heads * self.head_dim * self.window_tok
-        return 2 * self.active_parameters + windows
-
-    @property
-    def attention_flops_per_token2(self) -> float:
-        """Causal attention over a context of c tokens costs this times c^2."""
-        return 2 * self.full_layers * self.attention_heads * self.head_dim
-
-    @property
-    def tensor_parallel_sizes(self) -> list[int]:
-        """GPUs per server that vLLM accepts: they divide the heads, and divide the KV heads or are divided by them."""
-        return [
-            n
-            for n in range(1, self.attention_heads + 1)
-            if self.attention_heads % n == 0 and (self.kv_heads % n == 0 or n % self.kv_heads == 0)
-        ]
-
-    def forward_flops(self, tokens: float, tokens_squared: float) -> float:
-        """Arithmetic of a forward pass over sequences [FLOP].
-
-        Args:
-            tokens: sum of their lengths.
-            tokens_squared: sum of their squared lengths.
-        """
-        return self.flops_per_token * tokens + self.attention_flops_per_token2 * tokens_squared
-
-
 def load_model(source: str) -> ModelShape:
     """A preset's name, a Hugging Face config.json, a folder that holds one, or a model in Hugging Face's cache.
 
@@ -166,18 +104,3 @@ def load_model(source: str) -> ModelShape:
             f"Hugging Face's cache, or one of {', '.join(MODEL_PRESETS)}",
         ) from None
     return shape_of(config, name=name)
-
-
-def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:
-    """
-    Raises:
-        ConfigError: when a field is missing, or the attention is of another kind.
-    """
-    size = size_of(config, name=name)
-    layer_bytes = BYTES_PER_VALUE * 2 * size.kv_heads * size.head_dim
-    return ModelShape(
-        **asdict(size),
-        weight_bytes=BYTES_PER_VALUE * size.parameters,
-        kv_bytes_per_token=size.full_layers * layer_bytes,
-        window_bytes_per_token=size.window_layers * layer_bytes,
-    )

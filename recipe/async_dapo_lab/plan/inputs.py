@@ -19,8 +19,9 @@ from ...async_dapo.config.values import (
 )
 from .calibration import calibrate
 from .costs import ServerConstants
-from .hardware import ACCELERATORS, DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
+from .hardware import ACCELERATORS, DEFAULT_ACCELERATOR, Accelerator, find_accelerator, load_model
 from .lengths import LengthModel, LogNormalLengths, load_lengths
+from .model_size import ModelShape
 from .scenario import Scenario
 from .workload import BLOCK
 

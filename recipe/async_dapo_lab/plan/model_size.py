@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ BYTES_PER_VALUE = 2  # bf16 weights and KV cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSize:
+class ModelShape:
     """Sizes of a decoder-only transformer, dense or a mixture of experts, with grouped-query attention in some or all
-    of its layers.
+    of its layers, and what they come to. All KV heads are counted once; see `copied`.
     """
 
     name: str
@@ -39,6 +39,59 @@ class ModelSize:
     window_layers: int  # those whose KV cache holds the last `window_tok` tokens
     window_tok: int
     state_bytes: int  # of the linear-attention layers' state of a request, whatever its context
+    weight_bytes: float
+    kv_bytes_per_token: float  # of the layers that keep every token
+    window_bytes_per_token: float  # of those that keep a window
+
+    def request_bytes(self, context_tok: int) -> float:
+        """What a request with this context or less holds beside `kv_bytes_per_token` of each token, at most: the
+        windows, and the state of linear attention.
+        """
+        windows = self.window_bytes_per_token * min(self.window_tok, context_tok)
+        return windows + self.state_bytes
+
+    def copied(self, tensor_parallel_size: int) -> "ModelShape":
+        """On so many GPUs together, each of which has a whole KV head at least: of few heads there are copies."""
+        copies = max(1.0, tensor_parallel_size / self.kv_heads)
+        return replace(
+            self,
+            kv_bytes_per_token=copies * self.kv_bytes_per_token,
+            window_bytes_per_token=copies * self.window_bytes_per_token,
+        )
+
+    @property
+    def expert_share(self) -> float:
+        """Share of the weights that is in experts."""
+        return self.expert_parameters / self.parameters
+
+    @property
+    def flops_per_token(self) -> float:
+        """Matrix products of one token's forward pass, without attention to every token."""
+        windows = 4 * self.window_layers * self.attention_heads * self.head_dim * self.window_tok
+        return 2 * self.active_parameters + windows
+
+    @property
+    def attention_flops_per_token2(self) -> float:
+        """Causal attention over a context of c tokens costs this times c^2."""
+        return 2 * self.full_layers * self.attention_heads * self.head_dim
+
+    @property
+    def tensor_parallel_sizes(self) -> list[int]:
+        """GPUs per server that vLLM accepts: they divide the heads, and divide the KV heads or are divided by them."""
+        return [
+            n
+            for n in range(1, self.attention_heads + 1)
+            if self.attention_heads % n == 0 and (self.kv_heads % n == 0 or n % self.kv_heads == 0)
+        ]
+
+    def forward_flops(self, tokens: float, tokens_squared: float) -> float:
+        """Arithmetic of a forward pass over sequences [FLOP].
+
+        Args:
+            tokens: sum of their lengths.
+            tokens_squared: sum of their squared lengths.
+        """
+        return self.flops_per_token * tokens + self.attention_flops_per_token2 * tokens_squared
 
 
 def find_config(source: str) -> tuple[dict[str, Any], str]:
@@ -71,7 +124,7 @@ def _cached_config(source: str) -> Path | None:
     return None
 
 
-def size_of(config: Mapping[str, Any], *, name: str) -> ModelSize:
+def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:
     """The sizes that a config.json gives.
 
     Raises:
@@ -96,7 +149,11 @@ def size_of(config: Mapping[str, Any], *, name: str) -> ModelSize:
     always = _always_active(text, name, hidden, experts)
     embedding = vocabulary * hidden
     tied = bool(text.get("tie_word_embeddings"))  # absent: untied, as Llama's, Qwen's and Mistral's classes have it
-    return ModelSize(
+    parameters = attention + layers * (always + experts * expert) + embedding * (1 if tied else 2)
+    parameters += _vision_tower(config.get("vision_config") or {})
+    full_layers = layers - windowed - sum(kind in _NO_CACHE for kind in kinds)
+    layer_bytes = BYTES_PER_VALUE * 2 * kv_heads * head_dim
+    return ModelShape(
         name=name,
         hidden=hidden,
         layers=layers,
@@ -104,18 +161,18 @@ def size_of(config: Mapping[str, Any], *, name: str) -> ModelSize:
         attention_heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        parameters=attention
-        + layers * (always + experts * expert)
-        + embedding * (1 if tied else 2)
-        + _vision_tower(config.get("vision_config") or {}),
+        parameters=parameters,
         active_parameters=attention + layers * (always + experts_per_token * expert) + embedding,
         experts=experts,
         experts_per_token=experts_per_token,
         expert_parameters=layers * experts * expert,
-        full_layers=layers - windowed - sum(kind in _NO_CACHE for kind in kinds),
+        full_layers=full_layers,
         window_layers=windowed,
         window_tok=window_tok,
         state_bytes=linear * state_bytes,
+        weight_bytes=BYTES_PER_VALUE * parameters,
+        kv_bytes_per_token=full_layers * layer_bytes,
+        window_bytes_per_token=windowed * layer_bytes,
     )
 
 

@@ -6,8 +6,9 @@ from ...async_dapo.config.values import ConfigError, ImportanceSampling
 from ...async_dapo.core.one_pass import why_two_passes
 from .calibration import MeasuredCosts
 from .costs import DraftCost, ServerConstants, StepCost, TrainingCost, draft_cost, step_cost
-from .hardware import Accelerator, ModelShape
+from .hardware import Accelerator
 from .lengths import LengthModel
+from .model_size import ModelShape
 from .workload import ToolCalls, Workload
 
 MEAN_OF = 512  # groups

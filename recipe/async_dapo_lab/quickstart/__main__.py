@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from ...async_dapo.record.console import Pace, step_line
 from ...async_dapo.record.run_files import set_aside
 from ...async_dapo.runtime.logs import note_start
 from .. import train
@@ -33,13 +34,10 @@ from .overrides import (
     verl_overrides,
     verl_sync_overrides,
 )
-from .progress import Progress, TrainLog
 from .run_metrics import RunMetrics
 from .summary import failures, summarise, write_summary
 from .supervision import RayFolder, TrainingProcess, exit_on_signals, vllm_inspects
-
-STOP_RULES = ("first_completed", "fifo", "drain")
-STRATEGIES = ("discard", "partial", "partial_stale_kv", "consistent")
+from .train_log import TrainLog
 
 RECIPE, VERL_SYNC = train.MODULE, "verl.trainer.main_ppo"
 _CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
@@ -52,8 +50,6 @@ console = Console()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     steps: int
-    stop_rule: str | None
-    strategy: str
     compare: bool
     seed: int
     output: Path
@@ -78,34 +74,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run(options)
     except QuickStartFailed as failure:
         _show_log_tail(failure.log)
-        console.print(f"full log: {failure.log}", markup=False, highlight=False, soft_wrap=True)
+        _say(f"full log: {failure.log}")
         console.print(f"[bold red]failed:[/] {escape(str(failure))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         said = TrainLog(file=options.output / "train.log").last_words() or "interrupted"
         report = report_the_end(options.output)
         lines = [said, *([] if report is None else [f"report: {report}"]), "everything it started has been ended"]
-        console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
+        _say("\n".join(lines))
         sys.exit(128 + signal.SIGINT)
 
 
 def _run(options: Options) -> None:
     started = time.monotonic()
     note_start()
-    with Progress(console, steps=options.steps) as progress:
-        assets = prepare_assets(
-            options.output.parent,
-            seed=options.seed,
-            on_progress=progress.preparing,
-            beside=vllm_inspects("Qwen3ForCausalLM"),
-        )
-        metrics, peak_memory_bytes = _train(options, assets, progress, system=RECIPE)
-        wall_s = time.monotonic() - started
-        if options.compare:
-            verl = replace(options, output=options.output / "verl_sync")
-            verl.output.mkdir(exist_ok=True)
-            progress.phase("the same training by verl alone, in its sync mode")
-            _train(verl, assets, progress, system=VERL_SYNC)
+    _say("preparing model and data; then starting Ray, vLLM and FSDP (about a minute)")
+    beside = vllm_inspects("Qwen3ForCausalLM")
+    assets = prepare_assets(options.output.parent, seed=options.seed, beside=beside)
+    metrics, peak_memory_bytes = _train(options, assets, system=RECIPE)
+    wall_s = time.monotonic() - started
+    if options.compare:
+        verl = replace(options, output=options.output / "verl_sync")
+        verl.output.mkdir(exist_ok=True)
+        _say("the same training by verl alone, in its sync mode")
+        _train(verl, assets, system=VERL_SYNC)
     summary = summarise(
         metrics,
         options=asdict(options) | {"output": str(options.output)},
@@ -119,7 +111,7 @@ def _run(options: Options) -> None:
         _show_comparison(options.output, verl.output)
 
 
-def _train(options: Options, assets: Assets, progress: Progress, *, system: str) -> tuple[RunMetrics, int]:
+def _train(options: Options, assets: Assets, *, system: str) -> tuple[RunMetrics, int]:
     """Returns the run's metrics, and the most memory it used [bytes]."""
     metrics = RunMetrics(file=options.output / "metrics.jsonl")
     log_file = options.output / "train.log"
@@ -132,7 +124,7 @@ def _train(options: Options, assets: Assets, progress: Progress, *, system: str)
         process = TrainingProcess(command, environment=environment, log_file=log_file)
         try:
             with process:
-                _follow(process, metrics, progress, options)
+                _follow(process, metrics, options)
         except QuickStartFailed:
             ray.save_logs(options.output / "ray_logs")
             raise
@@ -143,24 +135,24 @@ def _show_comparison(ours: Path, verls: Path) -> None:
     """Write the report of both, in the place of that of one, and say what it measures."""
     report = write_report([ours, verls])
     said = headline(Run.load(ours), Run.load(verls))
-    console.print(f"{said}\nboth runs, side by side: {report}", markup=False, highlight=False, soft_wrap=True)
+    _say(f"{said}\nboth runs, side by side: {report}")
 
 
-def _follow(process: TrainingProcess, metrics: RunMetrics, progress: Progress, options: Options) -> None:
-    """Until training has ended.
+def _follow(process: TrainingProcess, metrics: RunMetrics, options: Options) -> None:
+    """Until training has ended: says the phases of its start-up, and a line for each step.
 
     Raises:
         QuickStartFailed: it ended with an error, ran into a time limit, or trained too few steps.
     """
     started = last_news = time.monotonic()
-    log = TrainLog(file=options.output / "train.log")
+    log, pace = TrainLog(file=options.output / "train.log"), Pace(options.steps)
     while True:
         exit_code = process.exit_code
         for phase in log.new_phases():
-            progress.phase(phase)
+            _say(phase)
         for step in metrics.read_new():
             last_news = time.monotonic()
-            progress.logged(step, metrics.by_step[step])
+            _say(step_line(step, metrics.by_step[step], pace=pace))
         if exit_code is not None:
             break
         now = time.monotonic()
@@ -194,7 +186,7 @@ def _command(options: Options, assets: Assets, ray_folder: Path, system: str) ->
         "-m",
         RECIPE,
         *verl_overrides(run),
-        *recipe_overrides(strategy=options.strategy, stop_rule=options.stop_rule),
+        *recipe_overrides(strategy="partial", stop_rule=None),
         f"async_dapo.report_dir={quoted(options.output)}",
         *options.overrides,
     ]
@@ -206,8 +198,6 @@ def _parse(arguments: Sequence[str] | None) -> Options:
         prog="quickstart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=QUICK_STEPS)
-    parser.add_argument("--stop-rule", choices=STOP_RULES, help="default: the strategy's own")
-    parser.add_argument("--strategy", choices=STRATEGIES, default="partial")
     parser.add_argument("--compare", action="store_true", help="train the same with verl's sync mode afterwards")
     parser.add_argument("--seed", type=int, default=0)
     now = time.strftime("%Y%m%d-%H%M%S")  # with the process's number: two may start in the same second
@@ -233,7 +223,11 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _show_log_tail(log: Path) -> None:
     if log.exists():
         lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        console.print(f"last lines of {log}:", *lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
+        _say("\n".join([f"last lines of {log}:", *lines]))
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +38,6 @@ def prepare_assets(
     *,
     seed: int,
     shape: TaskShape = QUICK_START,
-    on_progress: Callable[[float], None] = lambda share: None,
     beside: AbstractContextManager = nullcontext(),  # noqa: B008 (it has no state)
 ) -> Assets:
     """The assets under `parent`, made if they are not there (about 20 s on one free core).
@@ -56,7 +54,7 @@ def prepare_assets(
         draft = replace(assets, folder=parent / f"{assets.folder.name}.part-{os.getpid()}")
         try:
             with beside:
-                _make(draft, seed=seed, on_progress=on_progress)
+                _make(draft, seed=seed)
             _publish(draft.folder, assets.folder)
         finally:
             shutil.rmtree(draft.folder, ignore_errors=True)
@@ -87,16 +85,16 @@ def write_rows(assets: Assets, *, seed: int, train: int = TRAIN_ROWS, validation
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
-def _make(assets: Assets, *, seed: int, on_progress: Callable[[float], None]) -> None:
+def _make(assets: Assets, *, seed: int) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from .tiny_model import build_model, build_tokenizer, warm_start
 
-    disable_progress_bar()  # `on_progress` tells more
+    disable_progress_bar()
     assets.folder.mkdir()
     write_rows(assets, seed=seed)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, seed=seed)
-    warm_start(model, tokenizer, seed=seed, shape=assets.shape, on_progress=on_progress)
+    warm_start(model, tokenizer, seed=seed, shape=assets.shape)
     tokenizer.save_pretrained(assets.model)
     model.save_pretrained(assets.model)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from ...async_dapo.record.keys import STEP_S
 from ..report.run import StepMetrics
-from .progress import GrowingFile
 from .task import DATA_SOURCE
+from .train_log import GrowingFile
 
 ACCURACY = f"val-core/{DATA_SOURCE}/acc/mean@1"
 

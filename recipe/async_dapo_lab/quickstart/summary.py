@@ -32,18 +32,9 @@ def summarise(metrics: RunMetrics, *, options: dict[str, Any], wall_s: float, pe
         "wall_s": wall_s,
         "peak_memory_gb": peak_memory_bytes / 1e9,
         "groups": {term: _count(metrics.last(keys.LEDGER + term)) for term in keys.LEDGER_TERMS},
-        "filtered_ratio_first_steps": _mean([v for _, v in metrics.series(keys.REJECTED_RATIO)][:5]),
         "steps_stopped_early": sum(value > 0 for _, value in metrics.series(keys.INTERRUPTED)),
         "length_trained_mean_tok": metrics.last(keys.LENGTH_TRAINED),
         "length_dispatched_mean_tok": metrics.last(keys.LENGTH_DISPATCHED),
-        "series": {
-            name: [[step, value] for step, value in points]
-            for name, points in (
-                ("accuracy", metrics.accuracy()),
-                ("reward", metrics.series(keys.REWARD)),
-                ("step_s", metrics.series(keys.STEP_S)),
-            )
-        },
     }
 
 
@@ -82,10 +73,6 @@ def _rows(summary: dict[str, Any], output: Path) -> Iterator[tuple[str, str]]:
 
 def _count(value: float | None) -> int | None:
     return None if value is None else int(value)
-
-
-def _mean(values: list[float]) -> float | None:
-    return statistics.fmean(values) if values else None
 
 
 def _text(value: float | None, *, digits: int = 2) -> str:

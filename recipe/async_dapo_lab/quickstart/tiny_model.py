@@ -4,7 +4,7 @@ supervised warm start, in which it imitates the careless teacher of `task.py`.
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -110,13 +110,11 @@ def warm_start(
     *,
     seed: int,
     shape: TaskShape = QUICK_START,
-    on_progress: Callable[[float], None] = lambda share: None,
 ) -> float:
-    """Trains `model` in place and reports the share done, of each attempt; returns the last loss over the teacher's
-    entropy."""
+    """Trains `model` in place; returns the last loss over the teacher's entropy."""
     for learning_rate in LEARNING_RATES:
         batches = _batches(tokenizer, random.Random(f"warm-start-{seed}"), shape)
-        ratio = _imitate(model, batches, learning_rate, tokenizer.pad_token_id, on_progress)
+        ratio = _imitate(model, batches, learning_rate, tokenizer.pad_token_id)
         if ratio <= _LEARNED:
             break
     return ratio
@@ -127,7 +125,6 @@ def _imitate(
     batches: Iterator[list[Demonstration]],
     learning_rate: float,
     pad_id: int,
-    on_progress: Callable[[float], None],
 ) -> float:
     """One cycle of the learning rate. Returns the loss over the teacher's entropy, of the last tenth of it."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
@@ -147,7 +144,6 @@ def _imitate(
         if update >= UPDATES - max(UPDATES // 10, 1):
             loss_sum += loss.item() * int((targets_BT != _IGNORED).sum())
             entropy_sum += sum(each.entropy for each in batch)
-        on_progress((update + 1) / UPDATES)
     model.eval()
     return loss_sum / entropy_sum
 

@@ -1,0 +1,45 @@
+"""Files that a training writes while it is watched: lines that are complete, phases of the start-up, the last words."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_PHASE = re.compile(r"(\[\d+ s\] .*)$")  # `log_phase`'s; Ray writes the process's name in front of it
+_LAST_WORDS = "async_dapo: "  # what the entry ends with when a run has failed
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(slots=True)
+class GrowingFile:
+    """A file that another process writes to: gives each line once, when it is complete."""
+
+    file: Path
+    _read_bytes: int = 0
+
+    def new_lines(self) -> list[bytes]:
+        """Those that have been completed since the last call; none while there is no file."""
+        if not self.file.exists():
+            return []
+        with self.file.open("rb") as stream:
+            stream.seek(self._read_bytes)
+            complete, newline, _ = stream.read().rpartition(b"\n")
+        self._read_bytes += len(complete) + len(newline)
+        return complete.splitlines()
+
+
+@dataclass(slots=True)
+class TrainLog(GrowingFile):
+    """The training process's log, as it grows: the phases of the start-up, and the last words."""
+
+    def new_phases(self) -> list[str]:
+        """Of the lines that have been completed since the last call."""
+        lines = [_COLOUR.sub("", line.decode(errors="replace")) for line in self.new_lines()]
+        return [match[1] for line in lines if (match := _PHASE.search(line))]
+
+    def last_words(self) -> str | None:
+        """The error that ended the run, with its remedy; None if it did not say."""
+        if not self.file.exists():
+            return None
+        lines = self.file.read_text(errors="replace").splitlines()
+        said = [line.removeprefix(_LAST_WORDS) for line in lines if line.startswith(_LAST_WORDS)]
+        return said[-1] if said else None
