@@ -96,12 +96,8 @@ def test_what_was_interrupted_last_is_in_host_memory_as_far_as_there_is_room(roo
     assert world.blocks.cpu_block_pool.get_num_free_blocks() == room
 
 
-@pytest.mark.parametrize(
-    ("ranks", "room_blocks"), [(1, 1000), pytest.param(2, 9, marks=pytest.mark.nightly)], ids=["one rank", "two, full"]
-)
-def test_given_sleep_and_new_weights_then_a_request_goes_on_with_its_own_blocks_and_no_other_meets_them(
-    tmp_path, ranks, room_blocks
-):
+def test_given_sleep_and_new_weights_then_a_request_goes_on_with_its_own_blocks_and_no_other_meets_them(tmp_path):
+    ranks, room_blocks = 1, 1000
     seen = seen_by("asleep_and_awake", write_model(tmp_path / "model"), ranks, room_blocks, timeout_s=300)
     assert seen["emptied"] == [True] * 3
     whole = [tok // 16 * 16 for tok in seen["context_tok"]]
