@@ -88,6 +88,10 @@ separate rollout.n_gpus_per_node=3 rollout.tensor_model_parallel_size=2 -> rollo
 rollout.tensor_model_parallel_size=2 -> trainer.n_gpus_per_node=2
 async_dapo.rollout_strategy=partial_stale_kv -> rollout.free_cache_engine=False
 +rollout.enable_sleep_mode=False -> rollout.free_cache_engine=False
+megatron rollout.enable_rollout_routing_replay=True -> actor.megatron.router_replay.mode=R3
+megatron actor.megatron.router_replay.mode=R3 -> rollout.enable_rollout_routing_replay=True
+model_engine=veomni actor.veomni.router_replay.mode=R3 -> rollout.enable_rollout_routing_replay=True
+rollout.moe_load_balance_metrics_interval=1 -> rollout.enable_rollout_routing_replay=True
 separate model.lora_rank=8 -> model.lora.merge=True
 megatron separate model.lora.rank=8 -> model.lora.merge=True
 model_engine=veomni model.lora_rank=8 -> model.lora_rank=0

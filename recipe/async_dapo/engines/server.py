@@ -28,6 +28,7 @@ from ..weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver, so
 from .engine import RequestTable, RunningRequest, StampingEngine
 from .load_meter import LoadMeter, Meter
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, OutputExtra, counts_of, make_output
+from .routes import watch_routes
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +192,8 @@ class AsyncDAPOServer(vLLMHttpServer):
     def stamp(self, engine: Any) -> None:
         """Generate through a vLLM engine, and keep a record of what it generates."""
         self.engine = StampingEngine(engine, self._requests, lambda: self.global_steps)
+        if self.config.enable_rollout_routing_replay:
+            watch_routes(engine.output_processor, self._requests.set_routes)
 
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
