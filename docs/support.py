@@ -35,7 +35,8 @@ SUPPORT: tuple[tuple[str, str, str, str], ...] = (
     ("Option", "engines on GPUs of their own", END_TO_END, "e2e/test_separate.py"),
     ("Option", "a generative reward model in its own pool", BY_HAND, "8e-13"),
     ("Option", "a reward model on the trainer's GPUs", REFUSED, "reward.reward_model.enable=True"),
-    ("Option", "router replay R3", REFUSED, "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"),
+    ("Option", "router replay, FSDP2", WORKER, "contract/test_route_replay.py"),
+    ("Option", "router replay R3, Megatron, VeOmni", READ, _ENGINES),
 )
 
 

@@ -99,7 +99,7 @@ async def test_given_any_events_at_any_time_then_the_turn_is_whole_in_the_end_an
     random = Random(number)
     kinds = random.choice([["cancel"], ["stop"], ["cancel", "stop"], ["cut"], ["cancel", "stop", "kill", "cut"]])
     delivery_tok, latency_s = random.choice([None, 1, 4]), random.choice(LATENCIES)
-    it = world(pause_mode=pause_mode, delivery_tok=delivery_tok, latency_s=latency_s)
+    it = world(pause_mode=pause_mode, delivery_tok=delivery_tok, latency_s=latency_s, routes=True)
     ending: BaseException | None = asyncio.CancelledError()
     version = 0
     while ending is not None:
@@ -131,9 +131,11 @@ async def test_given_any_events_at_any_time_then_the_turn_is_whole_in_the_end_an
                 server.global_steps = version
             await it.balancer_handle.open.remote()
         version += not events
-    stamps = [stamp for stamp, _ in it.trajectory.stamps]
+    stamps = [stamp for stamp, count in it.trajectory.stamps for _ in range(count)]
     assert stamps == sorted(stamps) and it.trajectory.generated_tok == LENGTH_TOK
-    assert_whole(await it.generate())
+    assert_whole(output := await it.generate())
+    read_by = [stamps[0]] * (len(PROMPT) - 1) + stamps  # each token by the policy that sampled the next one
+    assert output.routed_experts.tolist() == [[[*entry]] for entry in enumerate(read_by)]
     await asyncio.sleep(100 + CLEANUP_TIMEOUT_S)
     status = await it.balancer.get_status()
     assert (status["total_inflight"], status["queued"]) == (0, 0)

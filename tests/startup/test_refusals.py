@@ -93,6 +93,10 @@ host_kv vllm.kv_transfer_config={kv_connector:a} -> vllm.kv_transfer_config=null
 host_kv vllm.kv-offloading-size=4 -> vllm.kv-offloading-size=null
 host_kv vllm.decode_context_parallel_size=2 -> vllm.decode_context_parallel_size=1
 +rollout.enable_sleep_mode=False -> rollout.free_cache_engine=False
+megatron rollout.enable_rollout_routing_replay=True -> actor.megatron.router_replay.mode=R3
+megatron actor.megatron.router_replay.mode=R3 -> rollout.enable_rollout_routing_replay=True
+model_engine=veomni actor.veomni.router_replay.mode=R3 -> rollout.enable_rollout_routing_replay=True
+rollout.moe_load_balance_metrics_interval=1 -> rollout.enable_rollout_routing_replay=True
 separate model.lora_rank=8 -> model.lora.merge=True
 megatron separate model.lora.rank=8 -> model.lora.merge=True
 model_engine=veomni model.lora_rank=8 -> model.lora_rank=0

@@ -12,15 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from ..calls import Recorder, TrajectoryInterrupted, call_id, current_recorder, cut
+from ..calls import Recorder, TrajectoryInterrupted, array_of, call_id, current_recorder, cut
 from ..config.values import ConfigError
 from ..core.journal import name_of
 from ..core.step import Step, next_step
-from ..core.trajectory import Attachment, Trajectory, Turn
+from ..core.trajectory import Attachment, BrokenRecord, Trajectory, Turn
 from ..record.plain_values import AGENT_LOOP
 from .engine_requests import EngineRequests
 from .protocol import FOUND
@@ -45,6 +46,19 @@ _SERVER_OPTIONS = ("image_data", "video_data", "audio_data", "mm_processor_kwarg
 
 # vLLM refuses the first two where it verifies drafts; behind a stop string, what the same step yielded would stay.
 _NOT_DRAFTED = ("min_p", "logit_bias", "stop")
+
+
+def _routes_of(turn: Turn) -> np.ndarray | None:
+    """Of a whole turn, [tokens, layers, top-k] as verl's loops pass them on: all of its context but the last token.
+
+    Raises:
+        BrokenRecord: if they are those of another number of tokens.
+    """
+    if turn.routes is None:
+        return None
+    if turn.routes.rows != (wanted := turn.prompt_len_tok + turn.generated_tok - 1):
+        raise BrokenRecord(f"a turn has the routes of {turn.routes.rows} tokens, not of {wanted}")
+    return array_of(turn.routes)
 
 
 def not_continued(params: dict[str, Any]) -> list[str]:
@@ -186,6 +200,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
         return TokenOutput(
             token_ids=turn.raw_response_ids,
             log_probs=turn.rollout_log_probs if sampling_params.get("logprobs") else None,
+            routed_experts=_routes_of(turn),
             stop_reason="completed",
             num_preempted=counts.pop("num_preempted", None),
             extra_fields={

@@ -12,6 +12,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from ..core.concurrency import EngineLoad
 from ..core.leases import RecentDict
 from .protocol import OutputExtra, make_output
+from .routes import RequestRoutes
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class RunningRequest:
     is_aborted: bool = False
     has_begun: bool = False  # it has generated
     is_sent_back: bool = False  # Returned to its caller; discard further output.
+    routes: RequestRoutes | None = None  # with router replay, once the engine knows the request
 
     def add(self, version: int, token_ids: list[int], log_probs: list[float]) -> None:
         if not token_ids:
@@ -52,6 +54,8 @@ class RunningRequest:
     def deliver(self, stop_reason: str | None, load: EngineLoad | None, *, counts: Mapping[str, int]) -> TokenOutput:
         """Everything since the last delivery."""
         extra = OutputExtra(segments=self.segments, finish_reason=self.finish_reason, load=load)
+        if self.routes is not None and self.token_ids:
+            extra["routes"] = self.routes.take(len(self.token_ids))
         output = make_output(self.token_ids, self.log_probs, stop_reason=stop_reason, extra=extra, counts=counts)
         self.token_ids, self.log_probs, self.segments = [], [], []
         self.has_piece.clear()
@@ -75,6 +79,10 @@ class RequestTable:
     def began(self, request_id: str) -> int | None:
         request = self._requests.get(request_id)
         return None if request is None else request.began
+
+    def set_routes(self, request_id: str, routes: RequestRoutes) -> None:
+        if request_id in self._requests:
+            self._requests[request_id].routes = routes
 
     def remove(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

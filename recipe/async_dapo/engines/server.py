@@ -29,6 +29,7 @@ from .engine import RequestTable, RunningRequest, StampingEngine
 from .host_kv import transfer_config
 from .load_meter import LoadMeter, Meter
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, OutputExtra, counts_of, make_output
+from .routes import watch_routes
 
 logger = logging.getLogger(__name__)
 
@@ -195,6 +196,8 @@ class AsyncDAPOServer(vLLMHttpServer):
     def stamp(self, engine: Any) -> None:
         """Generate through a vLLM engine, and keep a record of what it generates."""
         self.engine = StampingEngine(engine, self._requests, lambda: self.global_steps)
+        if self.config.enable_rollout_routing_replay:
+            watch_routes(engine.output_processor, self._requests.set_routes)
 
     async def generate(
         self,

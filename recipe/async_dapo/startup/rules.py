@@ -166,6 +166,11 @@ class Run:
         return None if self.own_drafts is None else self.own_drafts.config.get("method")
 
     @property
+    def replays(self) -> str | None:
+        """Which experts Megatron or VeOmni takes again, in verl's words; None of FSDP: those that it is told."""
+        return None if self.model_engine == "dp" else self.get(f"{_ACTOR}{self.model_engine}.router_replay.mode")
+
+    @property
     def truncates_tokens(self) -> bool:
         """Whether each token has a weight that is small enough for engines of another precision."""
         upper = str(self.correction.rollout_is_threshold).rpartition("_")[2]
@@ -371,6 +376,18 @@ RULES: tuple[Rule, ...] = (
     Rule(_ROLLOUT + "enable_sleep_mode",
          lambda it: it.rollout.free_cache_engine and it.rollout.get("enable_sleep_mode") is False,
          "engines cannot sleep; set free_cache_engine=False too"),
+    Rule(_ROLLOUT + "enable_rollout_routing_replay",
+         lambda it: it.rollout.enable_rollout_routing_replay and it.replays not in (None, "R3"),
+         "engines would tell which experts they took, and nobody would take the same; set "
+         f"{_ACTOR}{{it.model_engine}}.router_replay.mode=R3, or False"),
+    *(Rule(f"{_ACTOR}{engine}.router_replay.mode",
+           partial(lambda it, own: it.replays == "R3" and it.model_engine == own
+                   and not it.rollout.enable_rollout_routing_replay, own=engine),
+           f"the update would find no experts to take; set {_ROLLOUT}enable_rollout_routing_replay=True, or disabled")
+      for engine in ("megatron", "veomni")),
+    Rule(_ROLLOUT + "moe_load_balance_metrics_interval",
+         lambda it: it.rollout.moe_load_balance_metrics_interval and not it.rollout.enable_rollout_routing_replay,
+         f"counts the experts that engines tell of; set {_ROLLOUT}enable_rollout_routing_replay=True, or 0"),
     *(Rule(_MODEL + name,
            partial(lambda it, name: it.options.is_separate and it.get(_MODEL + name) and not it.model.lora.merge,
                    name=name),
