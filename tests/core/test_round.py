@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from recipe.async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
@@ -78,7 +78,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.in_calls: Counter[str] = Counter()
         self.ended: list[GroupOutcome] = []
         self.start_order: list[str] = []
-        self.num_added = self.num_ended_trajectories = 0
+        self.num_added = 0
         self.was_halted = self.was_stopped = False
         if must_finish or carried < enough:
             self.add(num_must_finish + 3, 1)
@@ -112,11 +112,9 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(data=st.data(), verdict=VERDICTS)
     def report(self, data: st.DataObject, verdict: Verdict) -> None:
         uid = data.draw(st.sampled_from(sorted(self.running)))
-        unreported = self.running.pop(uid)
+        del self.running[uid]
         self.in_calls.pop(uid, None)
         self.certain.discard(uid)
-        if verdict in JUDGED:  # judged: all its trajectories have ended
-            self.num_ended_trajectories += unreported
         self.must_finish.discard(uid)
         self.ended.append(outcome(uid, verdict))
         self.round.report(self.ended[-1])
@@ -127,7 +125,6 @@ class RoundMachine(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.running)))
         if self.running[uid] and self.running[uid] == self.in_calls[uid]:
             return  # all of them wait
-        self.num_ended_trajectories += self.running[uid] > 0
         self.running[uid] = max(0, self.running[uid] - 1)
         self.round.note(uid, GroupEvent.GENERATED)
 
@@ -173,7 +170,6 @@ class RoundMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_right(self) -> None:
-        assert self.round.ended_trajectories == self.num_ended_trajectories
         assert self.round.num_waiting == len(self.waiting)
         assert self.round.num_running == len(self.running)
         at_hand = self.round.at_hand

@@ -8,7 +8,7 @@ import pytest
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec
-from recipe.async_dapo.rollout.coordinator import VALIDATION_LINES, RoundEvent
+from recipe.async_dapo.rollout.coordinator import RoundEvent
 from recipe.async_dapo.separate.coordinator import RollingCoordinator
 from recipe.async_dapo.separate.rolling_round import RollingSpec
 
@@ -118,22 +118,6 @@ async def test_given_calls_that_wait_in_a_round_when_it_is_closed_or_replaced_th
         await it.open_round(spec("step-2"), [])
     assert await lane is None
     await watcher
-
-
-@pytest.mark.parametrize("trajectories", [1, 2, 3, 4, 5, 7, 8, 10, 399, 400])
-async def test_given_a_validation_then_each_part_of_it_is_told_once_and_the_last_one_at_the_end(caplog, trajectories):
-    caplog.set_level("INFO", logger="recipe.async_dapo")
-    it = coordinator()
-    await it.open_round(spec("val", stop_rule=None), [])
-    await it.report_completion("val", ended("of another round"))
-    assert not caplog.messages, "of nothing nothing is told"
-    await it.add_groups("val", tickets("a", unfinished=trajectories))
-    await take(it, "val")
-    for done in range(1, trajectories + 1):
-        await it.report_progress("val", [("a", GroupEvent.GENERATED)])
-        assert bool(caplog.messages) == (done * VALIDATION_LINES >= trajectories)
-    assert len(caplog.messages) == len(set(caplog.messages)) == min(VALIDATION_LINES, trajectories)
-    assert caplog.messages[-1].endswith(f" validating {trajectories}/{trajectories}")
 
 
 async def test_given_a_balancer_that_fails_to_stop_the_engines_then_the_trainer_gets_the_error() -> None:

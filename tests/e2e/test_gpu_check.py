@@ -1,6 +1,7 @@
 """The first hour on GPUs, as far as a CPU goes: the command, once, with a real engine and three training steps."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def test_given_a_cpu_when_checked_then_figures_are_measured_ones(written) -> Non
     assert 0 < measured["log-probs of engine, trainer"]["mean_diff"] < 1e-5
     drafts = measured["drafts: suffix decoding"]
     assert 0 < drafts["accepted_tok"] < drafts["tokens"]
-    assert len(measured["partial"]["step_s"]) == 3 and all(s > 0 for s in measured["partial"]["step_s"])
+    [found] = [check["found"] for check in written["checks"] if check["check"] == "partial"]
+    assert re.match(r"steps of (\d+\.\d, ){2}\d+\.\d s, ", found)
 
 
 def test_given_a_cpu_when_checked_then_the_planners_record_is_there(output) -> None:

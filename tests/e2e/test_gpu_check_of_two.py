@@ -14,5 +14,3 @@ def test_given_two_ranks_when_checked_then_they_train_and_the_killed_engine_is_t
     checks = json.loads((folder / "gpu_check.json").read_text())["checks"]
     sixth = {check["check"]: check for check in checks if check["theme"].startswith("6.")}
     assert {name: check["status"] for name, check in sixth.items()} == dict.fromkeys(NEEDS_TWO, "PASS")
-    for name, steps in {"tensor parallel 2": 3, "two FSDP ranks": 3, "one engine killed": 5}.items():
-        assert len(sixth[name]["measured"]["step_s"]) == steps

@@ -2,6 +2,7 @@ from ..support import verl_imported  # noqa: F401, I001 (first of all)
 
 from pathlib import Path
 
+import datasets
 import pytest
 from omegaconf import DictConfig
 
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.filterwarnings("ignore:Disabled critic"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What `datasets` keeps of the files that are checked."""
+    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")
 
 
 @pytest.fixture(autouse=True)

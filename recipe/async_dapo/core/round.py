@@ -85,7 +85,6 @@ class RoundSummary(Summed):
     start_order: tuple[str, ...]
     never_started: tuple[str, ...] = ()
     taken_unreported: tuple[str, ...] = ()  # started, and neither ended nor set aside: interrupted
-    ended_trajectories: int = 0
     waiting_for_calls_max: int = 0  # trajectories at once
     handed_over: tuple[str, ...] = ()  # to be trained on, of a round that goes on
     under_way: int = 0  # groups that wait and run there
@@ -114,7 +113,6 @@ class Round:
         self._valid = spec.carried_valid_groups
         self._groups = RoundGroups(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
         self._must_finish = set(spec.must_finish)
-        self.ended_trajectories = 0  # generated to their end in this round, over all workers [count]
         self._start_order: list[str] = []
         self._outcomes: list[GroupOutcome] = []
         self.is_stopped = False  # never reverts
@@ -200,7 +198,7 @@ class Round:
         """Record what has happened in a running group. Of another group nothing is recorded."""
         match event:
             case GroupEvent.GENERATED:
-                self.ended_trajectories += self._groups.end_trajectory(uid)
+                self._groups.end_trajectory(uid)
             case GroupEvent.CERTAIN:
                 self._groups.mark_certain(uid)
             case GroupEvent.WAITS:
@@ -209,13 +207,10 @@ class Round:
                 self._groups.note_in_calls(uid, -1)
 
     def report(self, outcome: GroupOutcome) -> None:
-        """Record that a running group has ended, and, if it was judged, all its trajectories, even where reports of
-        these are still on their way. A second report of a group is ignored."""
+        """Record that a running group has ended. A second report of a group is ignored."""
         if outcome.prompt_uid not in self._groups:
             return
-        unreported = self._groups.remove(outcome.prompt_uid)
-        if outcome.verdict in JUDGED:
-            self.ended_trajectories += unreported
+        self._groups.remove(outcome.prompt_uid)
         self._must_finish.discard(outcome.prompt_uid)
         self._outcomes.append(outcome)
         self._valid += outcome.verdict is Verdict.VALID
@@ -247,7 +242,6 @@ class Round:
             start_order=tuple(self._start_order),
             never_started=self._groups.uids(*WAITING),
             taken_unreported=self._groups.uids(GroupState.RUNNING),
-            ended_trajectories=self.ended_trajectories,
             waiting_for_calls_max=self._groups.in_calls_max,
         )
 

@@ -144,13 +144,11 @@ class RoundGroups:
         self._entries[uid] = entry
         return uid
 
-    def end_trajectory(self, uid: str) -> bool:
-        """A trajectory has been generated to its end. False if none of its group is known to run."""
-        if uid not in self or not self._entries[uid].unfinished:
-            return False
-        self._entries[uid].unfinished -= 1
-        self._unfinished -= 1
-        return True
+    def end_trajectory(self, uid: str) -> None:
+        """A trajectory of a running group has been generated to its end; ignored if all of them have."""
+        if uid in self and self._entries[uid].unfinished:
+            self._entries[uid].unfinished -= 1
+            self._unfinished -= 1
 
     def note_in_calls(self, uid: str, change: int) -> None:
         """Add to the number of a running group's trajectories that wait for calls: others may run in their stead."""
@@ -169,14 +167,13 @@ class RoundGroups:
             self._entries[uid].is_certain = True
             self.num_certain += 1
 
-    def remove(self, uid: str) -> int:
-        """A running group is over. Returns how many of its trajectories were unfinished."""
+    def remove(self, uid: str) -> None:
+        """A running group is over."""
         entry = self._entries.pop(uid)
         self._num[GroupState.RUNNING] -= 1
         self._unfinished -= entry.unfinished
         self._in_calls -= entry.in_calls
         self.num_certain -= entry.is_certain
-        return entry.unfinished
 
     def _next_line(self, worker: int, states: Collection[GroupState]) -> _Line | None:
         """The line whose first group this worker starts next."""

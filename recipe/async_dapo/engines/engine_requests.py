@@ -11,7 +11,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.workers.rollout.replica import TokenOutput
 
-from ..calls import append_tokens
+from ..calls import append_routes, append_tokens
 from ..core.balance import Requested, Returned
 from ..core.trajectory import Attachment, Turn
 from ..runtime.aio import RECONNECT_S, Gathered, resolve, run_to_completion
@@ -162,6 +162,8 @@ async def _record_all(ref: ObjectRef, server: ActorHandle, lease_id: str, turn: 
     while True:
         output: TokenOutput = await ref
         append_tokens(turn, output.token_ids, output.log_probs or [], extra_of(output)["segments"])
+        if (routes := extra_of(output).get("routes")) is not None:
+            append_routes(turn, *routes)
         turn.counts.update(counts_of(output))
         if extra_of(output)["finish_reason"] == "stop":  # Known also to a caller that was cancelled meanwhile.
             turn.finish_reason = "stop"

@@ -26,11 +26,9 @@ from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AtHand
 from ..core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ..core.round_groups import WaitingGroup
-from ..runtime.logs import log_phase, show_logs
+from ..runtime.logs import show_logs
 
 logger = logging.getLogger(__name__)
-
-VALIDATION_LINES = 4  # that a validation logs of its progress
 
 
 class _OpenRound:
@@ -40,8 +38,6 @@ class _OpenRound:
         self.state = state
         self.stops_engines = stops_engines
         self.tickets: dict[str, WaitingGroup] = {}
-        self.trajectories = 0
-        self.told = 0  # lines of a validation's progress
         self.stopped = asyncio.Event()
         self.engines_idle: asyncio.Future[float] | None = None
         self.changed = asyncio.Event()
@@ -121,7 +117,6 @@ class EarlyStoppingCoordinator:
     async def add_groups(self, round_id: str, groups: Sequence[WaitingGroup]) -> None:
         current = self._get(round_id)
         current.tickets.update((group.prompt_uid, group) for group in groups)
-        current.trajectories += sum(group.unfinished for group in groups)
         current.state.add_groups(groups)
         self._after_change(current)
 
@@ -143,7 +138,6 @@ class EarlyStoppingCoordinator:
             return
         current.state.report(outcome)
         self._tell_cause(outcome)
-        self._tell_progress(current)
         self._after_change(current)
 
     async def report_progress(self, round_id: str, events: Sequence[tuple[str, GroupEvent]]) -> None:
@@ -155,7 +149,6 @@ class EarlyStoppingCoordinator:
         if current is not None:
             for prompt_uid, event in events:
                 current.state.note(prompt_uid, event)
-            self._tell_progress(current)
             current.wake_taker()
 
     async def at_hand(self, round_id: str) -> AtHand:
@@ -211,14 +204,6 @@ class EarlyStoppingCoordinator:
             outcome.cause.summary,
             outcome.cause.traceback,
         )
-
-    def _tell_progress(self, current: _OpenRound) -> None:
-        if current.stops_engines:
-            return
-        done = current.state.ended_trajectories
-        if (lines := done * VALIDATION_LINES // max(1, current.trajectories)) > current.told:
-            current.told = lines
-            log_phase(f"validating {done}/{current.trajectories}")
 
     def _get(self, round_id: str) -> _OpenRound:
         current = self._find(round_id)

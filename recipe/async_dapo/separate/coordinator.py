@@ -22,9 +22,7 @@ class RollingCoordinator(EarlyStoppingCoordinator):
         batch any more: a group has begun meanwhile that has to be among them."""
         if not self._get_rolling(round_id).has_batch:
             return None
-        part = self._get_rolling(round_id).hand_over()
-        self._get(round_id).trajectories -= part.ended_trajectories
-        return part
+        return self._get_rolling(round_id).hand_over()
 
     async def resize(self, round_id: str, spec: RollingSpec) -> None:
         """How much the open round may have under way from now on."""

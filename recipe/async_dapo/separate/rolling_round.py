@@ -104,7 +104,7 @@ class RollingRound(Round):
         part = replace(
             self.close(), never_started=(), taken_unreported=(), handed_over=tuple(taken), under_way=under_way
         )
-        self._outcomes, self._start_order, self.ended_trajectories = [], [], 0
+        self._outcomes, self._start_order = [], []
         self._groups.forget_in_calls_max()
         return part
 

@@ -1,5 +1,5 @@
-"""The data: verl's own data set is built on a sample of all files together, and its prompts are rendered as agent loops
-render them. Also the file of prompts' histories.
+"""The data: verl's own data set is built of all files, as the run builds it, and a sample of its rows is looked at;
+prompts are rendered as agent loops do it. `datasets` keeps what it has read, so the run does not read it again.
 """
 
 import asyncio
@@ -7,23 +7,23 @@ import math
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
+from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from omegaconf import DictConfig
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, refused
 from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, first_line, shipped_modules, tool_schemas
-from .data_files import ANSWER, SAMPLE_ROWS, SOURCE, UNSEEN, DataFiles, local_files
 from .model_check import load_by_verl
 
+SAMPLE_ROWS = 512  # of an option's files together; where they have no more, all of them
+PICTURE_SAMPLE_ROWS = 64  # to prepare pictures takes tenths of a second each
+SOURCE, ANSWER = "data_source", "reward_model"  # verl's reward managers read these columns by name
+UNSEEN = "training sees no videos and no audio; leave them out"
 # verl's per-prompt overrides, and what verl and this recipe note of each prompt.
 UNSUPPORTED_COLUMNS = ("__rollout_n__", "__do_sample__", "uid", "validate", "global_steps")
 _LIMIT = "data.max_prompt_length"
@@ -102,18 +102,29 @@ class _Prompts:
             media = asyncio.run(asked)
         return len(self._builder.build_initial_tokens(messages, tools=tools or None, images=media.get("images")))
 
-    def bound_tok(self, prompts: pa.Array) -> np.ndarray:
-        """A bound per prompt: the bytes of its messages, and the template's own tokens for each of them. A message with
-        more than role and content has none.
-        """
-        messages = prompts.flatten()
-        length_tok = pc.fill_null(pc.binary_length(pc.struct_field(messages, "content")), 0).cast(pa.int64())
-        for name in {each.name for each in messages.type} - {"role", "content"}:
-            length_tok = pc.if_else(pc.is_valid(pc.struct_field(messages, name)), 2**32, length_tok)
-        sums = np.concatenate([[0], np.cumsum(np.asarray(length_tok) + self._template_tok)])
-        num_messages = np.asarray(pc.list_value_length(prompts))
-        ends = np.cumsum(num_messages)
-        return sums[ends] - sums[ends - num_messages]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """Of the rows of an option's files, as verl's data set gives them.
+
+    Attributes:
+        key: the option.
+        rows: how many there are in all [count].
+        taken: of these, the sample; a custom class may have left some out.
+        kept: of the sample, those that verl's filter keeps [count].
+        is_custom: a data set class of the user's reads the files.
+    """
+
+    key: str
+    rows: int
+    taken: list[dict[str, Any]]
+    kept: int
+    is_custom: bool
+
+    @property
+    def blamed(self) -> str:
+        """The option that says how rows are made."""
+        return "data.custom_cls.path" if self.is_custom else self.key
 
 
 def check_data(config: DictConfig, options: AsyncDAPOConfig) -> tuple[list[dict[str, Any]], str]:
@@ -126,7 +137,6 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> tuple[list[dict[
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    files = {key: local_files(config, key) for key in ("train_files", "val_files")}
     prompts = _Prompts(config)
     row_of_source: dict[str, dict[str, Any]] = {}
     told: list[str] = []
@@ -134,29 +144,20 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> tuple[list[dict[
         ("train_files", config.data.train_max_samples, options.target_valid_groups, "one batch"),
         ("val_files", config.data.val_max_samples, 1, "one prompt"),
     ):
-        needs_truth = not config.reward.reward_model.enable
-        found = DataFiles(
-            key=f"data.{key}",
-            config=config.data,
-            needs_truth=needs_truth,
-            no_pictures=prompts.no_pictures,
-            bound_tok=prompts.bound_tok,
-        )
-        found.read(files[key])
-        available = min(found.rows, max_samples) if max_samples > 0 else found.rows
-        if available < wanted and not found.is_custom:
+        sample = _read_by_verl(config, f"data.{key}", prompts)
+        available = min(sample.rows, max_samples) if max_samples > 0 else sample.rows
+        if available < wanted and not sample.is_custom:
             lower = f"lower data.train_batch_size={wanted} or " if key == "train_files" else ""
-            raise refused(config, found.key, f"has {available} prompts, fewer than {unit}; {lower}add data")
-        if 0 < max_samples < found.rows and config.data.shuffle and config.data.seed is None:
+            raise refused(config, sample.key, f"has {available} prompts, fewer than {unit}; {lower}add data")
+        if not sample.taken:
+            raise refused(config, sample.blamed, f"makes no prompt of {sample.key}; correct the class")
+        if 0 < max_samples < sample.rows and config.data.shuffle and config.data.seed is None:
             raise ConfigError("data.seed", None, _OTHER_SAMPLES.format(key.split("_")[0], max_samples))
-        rows, kept = _read_by_verl(config, found, prompts)
-        for row in rows[:SAMPLE_ROWS]:
-            _check_row(config, found, row, prompts.model.hf_config.model_type)
-        said = _check_lengths(config, found, prompts, rows, kept, available=available, wanted=wanted, unit=unit)
+        for row in sample.taken:
+            _check_row(config, sample, row, prompts)
+        said = _check_lengths(config, sample, prompts, available=available, wanted=wanted, unit=unit)
         told += [said] if said else []
-        row_of_source = {row[SOURCE]: row for row in reversed(rows)} | row_of_source
-    at_once = 0 if found.is_custom else min(available, config.data.val_batch_size or available)
-    _check_storage(config, options, validated=at_once * config.actor_rollout_ref.rollout.val_kwargs.n)
+        row_of_source = {row[SOURCE]: row for row in reversed(sample.taken)} | row_of_source
     return list(row_of_source.values()), "; ".join(told)
 
 
@@ -167,50 +168,47 @@ class _Rows(list[dict[str, Any]]):
         return _Rows(filter(function, self))
 
 
-def _read_by_verl(config: DictConfig, found: DataFiles, prompts: _Prompts) -> tuple[list[dict[str, Any]], int]:
-    """The rows of verl's data set on the sample, and how many of them its filter keeps.
+def _read_by_verl(config: DictConfig, key: str, prompts: _Prompts) -> _Sample:
+    """Rows at equal distances, and the first one of each data source.
 
     Raises:
         ConfigError: with what went wrong in verl's code, or in a data set class of the user's.
     """
-    import datasets
     from verl.trainer.ppo.utils import create_rl_dataset
 
-    usual = datasets.config.HF_DATASETS_CACHE
+    is_custom = config.data.custom_cls.path is not None
     data = deepcopy(config).data
-    data.filter_overlong_prompts = config.data.filter_overlong_prompts and found.is_custom
+    data.filter_overlong_prompts = config.data.filter_overlong_prompts and is_custom
     data.filter_overlong_prompts_workers, data.use_shm = None, False
+    files = config.data[key.removeprefix("data.")]
     try:
-        with (
-            TemporaryDirectory() as folder,
-            shipped_modules(config),
-            redirect_stdout(StringIO()),
-            redirect_stderr(StringIO()),
-        ):
-            datasets.config.HF_DATASETS_CACHE = Path(folder) / "cache"
-            paths = found.write_sample(Path(folder))
-            data_set: Any = create_rl_dataset(paths, data, prompts.model.tokenizer, prompts.model.processor)
-            most = SAMPLE_ROWS if found.is_custom else len(data_set)
-            rows = [data_set[i] for i in range(min(len(data_set), most))]
-            kept = len(rows)
-            if config.data.filter_overlong_prompts and not found.is_custom:
+        with shipped_modules(config), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            data_set: Any = create_rl_dataset(files, data, prompts.model.tokenizer, prompts.model.processor)
+            table = None if is_custom else data_set.dataframe
+            has_pictures = table is not None and data.image_key in table.column_names
+            most = PICTURE_SAMPLE_ROWS if has_pictures else SAMPLE_ROWS
+            chosen = set(range(0, len(data_set), max(1, -(-len(data_set) // most)))) | _first_of_sources(table)
+            taken = [data_set[i] for i in sorted(chosen)]
+            kept = len(taken)
+            if config.data.filter_overlong_prompts and table is not None:
                 data_set.filter_overlong_prompts = True
-                kept = len(data_set.maybe_filter_out_long_prompts(_Rows(data_set.dataframe)))
+                kept = len(data_set.maybe_filter_out_long_prompts(_Rows(table[i] for i in sorted(chosen))))
     except Exception as error:  # of the user's class, or of verl's on the user's data
-        raise refused(config, _blamed(found), f"verl's data set fails: {first_line(error):.300}; correct it") from error
-    finally:
-        datasets.config.HF_DATASETS_CACHE = usual
-    if not rows:
-        raise refused(config, _blamed(found), f"makes no prompt of {found.key}; correct the class")
-    return rows, kept
+        blamed = "data.custom_cls.path" if is_custom else key
+        raise refused(config, blamed, f"verl's data set fails: {first_line(error):.300}; correct it") from error
+    return _Sample(key=key, rows=len(data_set), taken=taken, kept=kept, is_custom=is_custom)
 
 
-def _blamed(found: DataFiles) -> str:
-    """The option that says how rows are made."""
-    return "data.custom_cls.path" if found.is_custom else found.key
+def _first_of_sources(table: Any) -> set[int]:
+    """Rows of a table of `datasets`; none where its sources are not known."""
+    if table is None or SOURCE not in table.column_names:
+        return set()
+    sources = table.data.column(SOURCE)
+    known = [source for source in pc.unique(sources).to_pylist() if source is not None]
+    return {pc.index(sources, source).as_py() for source in known[:SAMPLE_ROWS]}
 
 
-def _check_row(config: DictConfig, found: DataFiles, row: dict[str, Any], model_type: str) -> None:
+def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts: _Prompts) -> None:
     """A row as verl's data set gives it holds text, pictures if the model can be shown them, what verl's reward
     managers read, and no name that is taken.
     """
@@ -222,25 +220,27 @@ def _check_row(config: DictConfig, found: DataFiles, row: dict[str, Any], model_
     messages = row.get("raw_prompt", [])
     media += sorted({item["type"] for item in items_of(messages)} - {"image"})
     if media or not all(
-        isinstance(one, dict) and isinstance(one.get("content"), str | list | None) for one in messages
+        isinstance(one, dict) and isinstance(one.get("content", ...), str | list | None) for one in messages
     ):
-        raise refused(config, _blamed(found), f"has {media or 'content that is not text'}: {UNSEEN}")
-    if has_pictures(messages) and found.no_pictures:
-        raise refused(config, _blamed(found), f"has prompts with pictures: {found.no_pictures}")
+        raise refused(config, sample.blamed, f"has {media or 'content that is not text'}: {UNSEEN}")
+    if has_pictures(messages) and prompts.no_pictures:
+        raise refused(config, sample.blamed, f"has prompts with pictures: {prompts.no_pictures}")
+    model_type = prompts.model.hf_config.model_type
     if model_type in _NEED_PICTURES and not has_pictures(messages):
         remedy = f"verl 0.9.1 cannot train {model_type} on text alone; leave it out, or take a model of a newer class"
-        raise refused(config, _blamed(found), f"has a prompt without pictures: {messages!r:.80}: {remedy}")
+        raise refused(config, sample.blamed, f"has a prompt without pictures: {messages!r:.80}: {remedy}")
     answer = row.get(ANSWER)
-    has_truth = isinstance(answer, dict) and "ground_truth" in answer
+    truth = answer.get("ground_truth", ...) if isinstance(answer, dict) else ...
+    has_truth = truth is not ... and (truth is not None or config.reward.reward_model.enable)
     if not len(messages) or not isinstance(row.get(SOURCE), str) or not has_truth:
         what = ", ".join(f"{name}={row.get(name)!r:.80}" for name in ("raw_prompt", SOURCE, ANSWER))
         remedy = "verl reads a list of messages, a text, and {'ground_truth': ...}; prepare the data as verl wants it"
-        raise refused(config, _blamed(found), f"has a row with {what}: {remedy}")
+        raise refused(config, sample.blamed, f"has a row with {what}: {remedy}")
     if not isinstance(loop, str):
         remedy = "name one in every row of every file, or in none"
-        raise refused(config, _blamed(found), f"has a row with {AGENT_COLUMN}={loop}: {_shown(row)}; {remedy}")
+        raise refused(config, sample.blamed, f"has a row with {AGENT_COLUMN}={loop}: {_shown(row)}; {remedy}")
     if taken := sorted(row.keys() & {*UNSUPPORTED_COLUMNS, *TAKEN_NAMES}):
-        raise refused(config, _blamed(found), f"has the columns {taken}, which verl or this recipe uses; rename them")
+        raise refused(config, sample.blamed, f"has the columns {taken}, which verl or this recipe uses; rename them")
     make_group(row | {"uid": ""}, n=1, step=0)
 
 
@@ -251,26 +251,18 @@ def _shown(row: dict[str, Any]) -> str:
 
 
 def _check_lengths(
-    config: DictConfig,
-    found: DataFiles,
-    prompts: _Prompts,
-    rows: list[dict[str, Any]],
-    kept: int,
-    *,
-    available: int,
-    wanted: int,
-    unit: str,
+    config: DictConfig, sample: _Sample, prompts: _Prompts, *, available: int, wanted: int, unit: str
 ) -> str:
     """Render the sample's prompts. What verl keeps must fit, and be enough.
 
     Args:
-        kept: of the rows, by verl [count].
         available: prompts that verl reads [count].
         wanted: prompts that must remain [count].
 
     Returns:
-        What is left out, in words.
+        What is left out, or not looked at, in words.
     """
+    rows, kept = sample.taken, sample.kept
     limit_tok: int = config.data.max_prompt_length
     lengths_tok, failure = [], ""
     longest: tuple[int, str] = (0, "")
@@ -283,18 +275,19 @@ def _check_lengths(
             longest = max(longest, (lengths_tok[-1], _shown(row)))
     if sum(length_tok <= limit_tok for length_tok in lengths_tok) < kept:
         if failure:
-            raise refused(config, _blamed(found), f"{failure}; correct the data, or the template")
+            raise refused(config, sample.blamed, f"{failure}; correct the data, or the template")
         filters = config.data.filter_overlong_prompts
         leave_out = "leave it out of the data" if filters else "set data.filter_overlong_prompts=True"
         raise refused(
             config,
             _LIMIT,
-            f"{found.key} has a prompt of {longest[0]} {prompts.unit}, and verl would cut off its front: {longest[1]}; "
-            f"raise the limit, or {leave_out}",
+            f"{sample.key} has a prompt of {longest[0]} {prompts.unit}, and verl would cut off its front: "
+            f"{longest[1]}; raise the limit, or {leave_out}",
         )
     if kept == len(rows):
-        return f"{found.key}: {found.unchecked} long prompts are not checked" if found.unchecked else ""
-    about = "" if len(rows) == found.rows else "about "
+        is_sure = config.data.filter_overlong_prompts or len(rows) == sample.rows
+        return "" if is_sure else f"{sample.key}: the lengths of {len(rows)} of {sample.rows:,} prompts are checked"
+    about = "" if len(rows) == sample.rows else "about "
     remaining = available * kept / len(rows)
     why = f"longer than {_LIMIT}={limit_tok}, up to {longest[0]} {prompts.unit}"
     if failure:
@@ -306,31 +299,7 @@ def _check_lengths(
         raise refused(
             config,
             _LIMIT,
-            f"verl keeps only {about}{remaining:.0f} of the {available} prompts in {found.key}, fewer than {unit}; "
+            f"verl keeps only {about}{remaining:.0f} of the {available} prompts in {sample.key}, fewer than {unit}; "
             f"others are {why}; {remedy}",
         )
-    return f"{about}{available - round(remaining):,} of {available:,} prompts in {found.key} are left out: {why}"
-
-
-def _check_storage(config: DictConfig, options: AsyncDAPOConfig, *, validated: int) -> None:
-    """Trajectories that are carried, trained and validated between two steps are stored at once. TransferQueue ends the
-    run where they have no room.
-
-    Args:
-        validated: trajectories of one validation that are stored at once [count].
-
-    Raises:
-        ConfigError: naming key, value and remedy.
-    """
-    backend, trainer = config.transfer_queue.backend, config.trainer
-    limit = backend.SimpleStorage.total_storage_size
-    held = options.over_sampling().batch_unit
-    validates = trainer.val_before_train or trainer.test_freq > 0
-    needed = (held + options.target_valid_groups) * options.rollout_n + (validated if validates else 0)
-    if backend.storage_backend == "SimpleStorage" and limit is not None and limit < needed:
-        raise refused(
-            config,
-            "transfer_queue.backend.SimpleStorage.total_storage_size",
-            f"must be >= {needed} trajectories: of {held} groups that may be kept, of data.train_batch_size and of a "
-            f"validation ({validated}; data.val_batch_size divides it)",
-        )
+    return f"{about}{available - round(remaining):,} of {available:,} prompts in {sample.key} are left out: {why}"
