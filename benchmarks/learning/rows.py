@@ -1,6 +1,5 @@
 """What is compared: how stale the tokens are, and what the loss makes of it. Each is a set of the recipe's options."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -121,26 +120,20 @@ class Row:
         return common | {f"async_dapo.{key}": value for key, value in options.items()}
 
     @property
-    def learning(self) -> dict[str, Any]:
-        """Options of the loss and its optimizer, by full key."""
-        actor = "actor_rollout_ref.actor"
-        return {
-            f"{actor}.optim.lr": self.rate_factor * self.shape.learning_rate,
-            f"{actor}.ppo_mini_batch_size": GROUPS // self.updates,
-            **CORRECTIONS[self.correction],
-        }
-
-    @property
     def overrides(self) -> list[str]:
-        """All of the run's, for Hydra."""
-        sizes: Mapping[str, Any] = {
+        """All of the run's options, for Hydra."""
+        actor = "actor_rollout_ref.actor"
+        options: dict[str, Any] = {
             "data.train_batch_size": GROUPS,
             "data.max_prompt_length": self.shape.prompt_tok,
             "data.max_response_length": self.shape.limit_tok,
             "actor_rollout_ref.rollout.n": RESPONSES,
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": RESPONSES,
+            f"{actor}.ppo_micro_batch_size_per_gpu": RESPONSES,
+            f"{actor}.ppo_mini_batch_size": GROUPS // self.updates,
+            f"{actor}.optim.lr": self.rate_factor * self.shape.learning_rate,
+            **self.scheduling,
+            **CORRECTIONS[self.correction],
         }
-        options = {**sizes, **self.scheduling, **self.learning}
         return [f"{key}={'null' if value is None else value}" for key, value in options.items()]
 
 

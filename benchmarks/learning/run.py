@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pandas as pd
 import torch
 
 from benchmarks.support.runs_file import RunsFile, claim
@@ -104,13 +105,11 @@ def _mean(measured: list[dict[str, float]], name: str) -> str:
 
 def _write_curves(row: Row, validated: list[dict[str, float]], file: Path) -> None:
     """Append the measures of the validated steps, each the step's own."""
-    names = ("step", "accuracy", "reward", "valid", *_MEASURED, "ratio_max")
-    with claim(file), file.open("a") as lines:
-        if not lines.tell():
-            lines.write(",".join([*asdict(row), *names]) + "\n")
-        for one in validated:
-            values = [f"{one[name]:.4g}" if name in one else "" for name in names]
-            lines.write(",".join([*map(str, asdict(row).values()), *values]) + "\n")
+    cell = {name: str(value) for name, value in asdict(row).items()}
+    columns = [*cell, "step", "accuracy", "reward", "valid", *_MEASURED, "ratio_max"]
+    lines = pd.DataFrame([cell | one for one in validated], columns=columns)
+    with claim(file):
+        lines.to_csv(file, mode="a", header=not file.exists(), index=False, float_format="%.4g")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

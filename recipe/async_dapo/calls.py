@@ -17,13 +17,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import groupby
 from typing import Any, TypeVar
 
+import numpy as np
+
 from .core.journal import Call, CallCounts, WhenUnknown, call_digest
 from .core.outcome import Cause
+from .core.routes import Routes
 from .core.step import Step
 from .core.trajectory import Attachment, BrokenRecord, Segment, Trajectory, Turn
 
@@ -56,7 +59,8 @@ class Recorder:
     open_calls: dict[str, tuple[Call, asyncio.Task[bytes]]] = field(default_factory=dict)  # under way, by their ids
     next_turn: int = 0
     round_left_tok: float = math.inf  # tokens it may still generate in this round
-    reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
+    reprefilled_tok: list[int] = field(default_factory=list)  # of the context of each continued request
+    found_tok: int = 0  # of the contexts of continued requests, in a cache
     diverged_tok: int = 0  # recorded tokens that the loop did not ask for again
     diverged_attachments: list[Attachment] = field(default_factory=list)  # of the dropped turns
     step: Step = Step.LOOP
@@ -70,7 +74,7 @@ class Recorder:
         self.trajectory, self.runner, self.step = trajectory, runner, Step.LOOP
         self.round_left_tok = math.inf if limit_tok is None else limit_tok
         self.diverged_tok, self.diverged_attachments = 0, []
-        self.reprefilled_tok, self.calls = [], CallCounts()
+        self.reprefilled_tok, self.found_tok, self.calls = [], 0, CallCounts()
 
     @property
     def rests(self) -> bool:
@@ -89,7 +93,8 @@ class Recorder:
         if self.next_turn < len(turns) and turns[self.next_turn].prompt_digest != digest:
             self.drop_rest()
         if self.next_turn == len(turns):
-            turns.append(Turn(prompt_digest=digest, prompt_len_tok=len(prompt_ids)))
+            routes = _routes_before(turns[-1], prompt_ids, pictures) if turns else None
+            turns.append(Turn(prompt_digest=digest, prompt_len_tok=len(prompt_ids), routes=routes))
         self.next_turn += 1
         return turns[self.next_turn - 1]
 
@@ -116,7 +121,7 @@ class Recorder:
     def lose(self, turn: Turn) -> None:
         """Throw away what an unfinished turn has generated."""
         self.diverged_tok += turn.generated_tok
-        turn.segments = []
+        cut(turn, 0)
 
     def drop_rest(self) -> None:
         """Drop what is recorded and the loop has not asked for: it takes another way, or has ended before it."""
@@ -158,6 +163,43 @@ def append_tokens(
         raise BrokenRecord(f"{len(token_ids)} tokens with {len(log_probs)} log-probs, and versions of {start}")
 
 
+def append_routes(turn: Turn, start: int, rows: np.ndarray) -> None:
+    """Add what one request returned.
+
+    Args:
+        start: position in the context of the first row.
+        rows: [tokens, layers, top-k], unsigned.
+
+    Raises:
+        BrokenRecord: when there are tokens without routes before it.
+    """
+    new = routes_of(rows)
+    try:
+        turn.routes = (turn.routes or replace(new, blocks=())).joined(start, *new.blocks)
+    except ValueError as error:
+        raise BrokenRecord(str(error)) from error
+
+
+def routes_of(rows: np.ndarray) -> Routes:
+    """Of [tokens, layers, top-k], unsigned."""
+    return Routes(layers=rows.shape[1], top_k=rows.shape[2], itemsize=rows.itemsize, blocks=(rows.tobytes(),))
+
+
+def array_of(routes: Routes) -> np.ndarray:
+    """[tokens, layers, top-k]"""
+    numbers = np.frombuffer(b"".join(routes.blocks), f"u{routes.itemsize}")
+    return numbers.reshape(-1, routes.layers, routes.top_k)
+
+
+def _routes_before(last: Turn, prompt_ids: Sequence[int], pictures: Iterable[Any]) -> Routes | None:
+    """Those of the turn before, if the prompt goes on from it: its tokens keep the experts that they had."""
+    if last.routes is None:
+        return None
+    prompt, answer = prompt_ids[: last.prompt_len_tok], prompt_ids[last.prompt_len_tok :][: last.generated_tok]
+    is_next = prompt_digest(prompt, pictures) == last.prompt_digest and list(answer) == last.raw_response_ids
+    return last.routes if is_next else None
+
+
 def cut(turn: Turn, num_tokens: int) -> None:
     """Keep so many tokens of the turn."""
     kept: list[Segment] = []
@@ -167,6 +209,7 @@ def cut(turn: Turn, num_tokens: int) -> None:
             ids, log_probs = segment.token_ids[:count], segment.rollout_log_probs[:count]
             kept.append(Segment(policy_version=segment.policy_version, token_ids=ids, rollout_log_probs=log_probs))
     turn.segments = kept
+    turn.routes = turn.routes and turn.routes.first(turn.prompt_len_tok + num_tokens - 1)
 
 
 class SampledTokens:
@@ -175,6 +218,8 @@ class SampledTokens:
     def __init__(self, turns: Iterable[Turn]) -> None:
         self._ids, self._log_probs, self._versions = array("i"), array("f"), array("i")
         self._next = 0
+        turns = list(turns)
+        self.have_routes = any(turn.routes is not None for turn in turns)
         for segment in (segment for turn in turns for segment in turn.segments):
             self._ids.extend(segment.token_ids)
             self._log_probs.extend(segment.rollout_log_probs)

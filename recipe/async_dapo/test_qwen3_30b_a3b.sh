@@ -26,6 +26,10 @@ overrides+=(
   actor_rollout_ref.actor.megatron.param_offload=True
   actor_rollout_ref.actor.megatron.optimizer_offload=True
 
+  # Each token takes the experts again that the engine has sent it to: 384 bytes a token.
+  actor_rollout_ref.actor.megatron.router_replay.mode=R3
+  actor_rollout_ref.rollout.enable_rollout_routing_replay=True
+
   # Engines: 61 GB of weights over two GPUs.
   actor_rollout_ref.rollout.tensor_model_parallel_size=2
   actor_rollout_ref.rollout.gpu_memory_utilization=0.75

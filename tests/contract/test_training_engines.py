@@ -80,6 +80,13 @@ def test_the_weights_come_name_by_name_beside_the_adapters_options(engine):
     assert hashlib.blake2b(read.encode(), digest_size=6).hexdigest() == READ[engine], "read it again"
 
 
+@pytest.mark.parametrize("engine", ["megatron", "veomni"])
+def test_routes_are_replayed_from_the_field_that_agent_loops_fill(engine):
+    source = "".join(ast.unparse(node) for node in classes_of(engine).values())
+    assert "get('routed_experts', None)" in source and "router_replay.mode" in source
+    assert "router_replay" not in ast.unparse(classes_of("dp")["FSDPEngineWithLMHead"]), "FSDP has a replay of its own"
+
+
 def test_fsdp_and_veomni_name_their_files_after_the_number_of_ranks():
     source = Path(fsdp_checkpoint_manager.__file__).read_text()
     [name] = {part for part in source.split('"') if part.startswith("model_world_size_")}

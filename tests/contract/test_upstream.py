@@ -169,9 +169,9 @@ def test_start_up_knows_the_concurrent_calls_of_a_server_actor(max_num_seqs: int
 
 def test_containers_have_the_fields_we_use() -> None:
     assert {"keys", "tags", "partition_id", "extra_info"} <= set(KVBatchMeta.__dataclass_fields__)
-    assert {"token_ids", "log_probs", "stop_reason", "num_preempted", "extra_fields"} == set(
+    assert {"token_ids", "log_probs", "stop_reason", "num_preempted", "routed_experts", "extra_fields"} == set(
         TokenOutput.model_fields
-    ) - {"routed_experts"}
+    )
     output = AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[1], metrics=AgentLoopMetrics())
     assert {"response_logprobs", "reward_score", "extra_fields", "multi_modal_data"} <= set(
         AgentLoopOutput.model_fields

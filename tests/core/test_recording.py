@@ -5,11 +5,20 @@ import pickle
 from array import array
 from itertools import groupby
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.calls import Recorder, SampledTokens, append_tokens, prompt_digest
+from recipe.async_dapo.calls import (
+    Recorder,
+    SampledTokens,
+    append_routes,
+    append_tokens,
+    array_of,
+    cut,
+    prompt_digest,
+)
 from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Segment, Trajectory, Turn, TurnCounts
 
 tokens = st.integers(0, 2**31 - 1)
@@ -95,6 +104,38 @@ def test_given_a_loop_that_asks_something_else_when_run_again_then_the_record_en
     it = play(trajectory, other, [*counts[:parted_at], 9])
     assert [turn.generated_tok for turn in trajectory.turns] == [*counts[:parted_at], 9]
     assert it.diverged_tok == sum(counts[parted_at:])
+
+
+@given(requests=st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=5), prompt_tok=st.integers(1, 4))
+def test_given_any_requests_when_routes_are_recorded_then_each_token_keeps_those_of_the_pass_it_was_first_read_in(
+    requests, prompt_tok
+) -> None:
+    """Each request reads the whole context again, under the next version, and may be lost after any of its pieces."""
+    turn = Turn(prompt_digest=b"", prompt_len_tok=prompt_tok)
+    expected: list[int] = []
+    for version, pieces in enumerate(requests):
+        start, context_tok = 0, prompt_tok + turn.generated_tok
+        for count in pieces:
+            append_tokens(turn, [7] * count, [0.0] * count, [(version, count)])
+            read_tok = context_tok - 1 + count
+            append_routes(turn, start, np.full((read_tok - start, 2, 3), version, np.uint8))
+            start, context_tok = read_tok, context_tok + count
+            expected += [version] * (read_tok - len(expected))
+    rows = array_of(turn.routes).tolist() if turn.routes else []
+    assert rows == [[[version] * 3] * 2 for version in expected]
+    cut(turn, turn.generated_tok // 2)
+    assert turn.routes is None or turn.routes.rows == prompt_tok + turn.generated_tok - 1
+    with pytest.raises(BrokenRecord, match="follow on those of"):
+        append_routes(turn, 1000, np.zeros((1, 2, 3), np.uint8))
+
+
+@pytest.mark.parametrize(("prompt", "inherited"), [([1, 2, 7, 7, 5], 3), ([1, 2, 7, 8, 5], 0), ([1, 3, 7, 7, 5], 0)])
+def test_given_a_turn_that_goes_on_from_the_one_before_then_its_context_keeps_its_routes(prompt, inherited) -> None:
+    it = recorder(Trajectory(session_id=0))
+    take_turn(it, [1, 2], [7, 7])
+    append_routes(it.trajectory.turns[0], 0, np.zeros((3, 2, 3), np.uint8))
+    routes = it.begin_turn(prompt).routes
+    assert (routes.rows if routes else 0) == inherited
 
 
 @given(st.lists(tokens, max_size=5), st.lists(tokens, max_size=5))

@@ -3,12 +3,13 @@
 import tracemalloc
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from recipe.async_dapo.calls import SampledTokens, append_tokens
+from recipe.async_dapo.calls import SampledTokens, append_routes, append_tokens
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.rollout.manager import TAKEN_NAMES, make_group
@@ -16,10 +17,12 @@ from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.store import rows_of
 
 
-def sampled() -> SampledTokens:
+def sampled(routes: np.ndarray | None = None) -> SampledTokens:
     """Tokens 10 to 14: two of version 0, then three of version 1."""
     turn = Turn(prompt_digest=b"", prompt_len_tok=1)
     append_tokens(turn, [10, 11, 12, 13, 14], [-0.5, -0.25, -0.5, -0.25, -0.5], [(0, 2), (1, 3)])
+    if routes is not None:
+        append_routes(turn, 0, routes)
     return SampledTokens([turn])
 
 
@@ -39,6 +42,18 @@ def test_tokens_of_tools_among_sampled_ones_have_no_version() -> None:
     """Whatever a loop leaves out of what was sampled: `test_recording.py`."""
     with_tools = output([10, 11, 12, 99, 99, 13, 14], [1, 1, 1, 0, 0, 1, 1])
     assert PackedOutput.pack(with_tools, sampled()).stamps == ((0, 2), (1, 3))
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(np.uint8, 250), (np.uint16, 500)])
+def test_given_routes_then_training_gets_what_verl_makes_of_them_and_a_loop_that_drops_them_is_refused(dtype, least):
+    routes = (least + np.arange(5 * 2 * 3) % 6).reshape(5, 2, 3).astype(dtype)
+    with_tool = output([10, 11, 12, 13, 14, 99], [1, 1, 1, 1, 1, 0], routed_experts=routes)
+    packed = PackedOutput.pack(with_tool, sampled(routes))
+    assert packed.routes.row_bytes == 6 * routes.itemsize and packed.rest.routed_experts is None
+    ours, verls = packed.fields()["routed_experts"], with_tool.as_dict()["routed_experts"]
+    assert torch.equal(ours, verls) and ours.dtype is verls.dtype and ours.shape == (7, 2, 3)
+    with pytest.raises(ConfigError, match="agent loop=routed_experts: training replays them"):
+        PackedOutput.pack(output([10], [1]), sampled(routes))
 
 
 def test_given_several_outputs_then_each_has_the_versions_of_its_own_tokens() -> None:

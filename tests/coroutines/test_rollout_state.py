@@ -20,6 +20,7 @@ from recipe.async_dapo.core.length_bias import ObservedLengths
 from recipe.async_dapo.core.over_sampling import LengthsEnded, OverSamplingState
 from recipe.async_dapo.core.pool import CarriedGroup, PoolState
 from recipe.async_dapo.core.prompt_history import PassCount
+from recipe.async_dapo.core.routes import Routes
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from recipe.async_dapo.record.checkpoint_folder import FORMAT, DamagedCheckpoint
 from recipe.async_dapo.rollout.packed_output import PackedOutput
@@ -39,8 +40,16 @@ def segments(draw: st.DrawFn) -> Segment:
     )
 
 
+ROUTES = st.none() | st.builds(
+    Routes,
+    layers=st.just(2),
+    top_k=st.just(3),
+    itemsize=st.sampled_from([1, 2]),
+    blocks=st.lists(st.integers(0, 2).map(lambda rows: bytes(range(12)) * rows), max_size=2).map(tuple),
+)
 TURNS = st.builds(
     Turn,
+    routes=ROUTES,
     prompt_digest=st.binary(),
     prompt_len_tok=COUNT,
     segments=st.lists(segments(), max_size=3),
@@ -65,6 +74,7 @@ def outputs(draw: st.DrawFn) -> PackedOutput:
         response_ids=array("i", tokens),
         response_mask=bytes([1] * len(tokens)),
         response_logprobs=array("f", [-0.5] * len(tokens)),
+        routes=draw(ROUTES),
     )
 
 

@@ -116,6 +116,9 @@ class Callers:
         assert tokens == [token_at([7], k) for k in range(len(tokens))] and len(tokens) <= len(versions)
         log_probs = [log_prob for output in outputs for log_prob in output.log_probs]
         assert log_probs == pytest.approx([log_prob_of(token) for token in tokens])
+        routes = [output.extra_fields["routes"] for output in outputs if output.token_ids]
+        places = [place for _, rows in routes for place in rows.flatten()]
+        assert places == list(range(len(tokens))) and all(rows[0, 0, 0] == start for start, rows in routes)
         stamps = [v for output in outputs for v, n in output.extra_fields["segments"] for _ in range(n)]
         assert stamps == sorted(stamps) and len(stamps) == len(tokens)
         assert self.stream_interval > 1 or stamps == versions[: len(tokens)]
@@ -194,7 +197,8 @@ async def test_given_two_policy_versions_when_generating_then_no_request_shares_
     await generate(server, "old")
     await server.set_global_steps(1)
     await generate(server, "new")
-    assert len(set(engine.salts)) == 2
+    await server.generate([7], {"max_tokens": 1, "logprobs": True}, "of an old trajectory", began=0)
+    assert engine.salts[0] == engine.salts[2] != engine.salts[1]
 
 
 async def test_given_an_engine_that_dies_when_requests_are_out_or_come_later_then_the_server_ends_with_it(monkeypatch):

@@ -77,8 +77,9 @@ class World:
             assert turn.rollout_log_probs == pytest.approx([log_prob_of(token) for token in turn.raw_response_ids])
 
 
-def world(*, delivery_tok: int | None = None, **options: Any) -> World:
-    return World({name: ScriptedServer(LENGTH_TOK, delivery_tok=delivery_tok) for name in "ab"}, **options)
+def world(*, delivery_tok: int | None = None, routes: bool = False, **options: Any) -> World:
+    servers = {name: ScriptedServer(LENGTH_TOK, delivery_tok=delivery_tok, routes=routes) for name in "ab"}
+    return World(servers, **options)
 
 
 def assert_whole(output: TokenOutput) -> None:

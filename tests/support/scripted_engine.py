@@ -125,6 +125,9 @@ class ScriptedEngine:
             new_token_ids=[token],
             new_logprobs=LogprobsLists(np.array([[token]]), np.array([[log_prob_of(token)]]), np.array([0])),
             finish_reason=finish_reason,
+            routed_experts=np.array(
+                [[[place]] for place in range(position + 1)[-1 if request.num_tokens > 1 else 0 :]]
+            ),
         )
 
 
@@ -139,7 +142,7 @@ def start_server(
             prompt_length=1,
             response_length=500,
             full_determinism=False,
-            enable_rollout_routing_replay=False,
+            enable_rollout_routing_replay=True,
             mtp=None,
             custom={CUSTOM_OPTIONS: {"delivery_tok": delivery_tok}},
             get=lambda key, default: default,

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from recipe.async_dapo.core.concurrency import EngineLoad, PackedSamples
 
 from .simulation import REMOTE
@@ -53,6 +55,7 @@ class ScriptedServer:
         prompt_len_tok: length of all prompts: what follows is a response to be continued [tokens].
         delivery_tok: tokens that are worth a delivery; None = only at the end, or at a pause [tokens].
         hangs: whether aborts are ignored, and the engine never goes to sleep.
+        routes: whether to tell of experts: of each token, its position and the policy version that has read it.
     """
 
     def __init__(
@@ -63,12 +66,13 @@ class ScriptedServer:
         prompt_len_tok: int = 1,
         delivery_tok: int | None = None,
         hangs: bool = False,
+        routes: bool = False,
     ) -> None:
         self._length_of = length_of
         self.token_s = token_s
         self._prompt_len_tok = prompt_len_tok
         self._delivery_tok = delivery_tok
-        self.hangs = hangs
+        self.hangs, self._routes = hangs, routes
         self.global_steps = 0
         self.is_stopped = False
         self.running: dict[str, ScriptedRequest] = {}  # in the engine, frozen or not
@@ -225,6 +229,7 @@ class ScriptedServer:
         """Everything since the last delivery."""
         token_ids = request.token_ids[request.delivered_tok :]
         stamps = request.stamps[request.delivered_tok :]
+        routes = {"routes": _routes(request)} if self._routes and token_ids else {}
         request.delivered_tok = len(request.token_ids)
         request.has_piece.clear()
         return ScriptedOutput(
@@ -235,8 +240,17 @@ class ScriptedServer:
                 "segments": [(version, len(list(same))) for version, same in groupby(stamps)],
                 "finish_reason": request.finish_reason,
                 "load": self.load,
+                **routes,
             },
         )
+
+
+def _routes(request: ScriptedRequest) -> tuple[int, np.ndarray]:
+    """Those since the last delivery."""
+    before_tok = len(request.prompt_ids) - 1  # the last one is read when the first token is sampled
+    versions = [*request.stamps[:1] * before_tok, *request.stamps]
+    start = before_tok + request.delivered_tok if request.delivered_tok else 0
+    return start, np.array([[entry] for entry in enumerate(versions)], np.uint8)[start:]
 
 
 def token_at(prompt_ids: list[int], position: int) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .journal import Call
+from .routes import Routes
 from .summed import Summed
 
 
@@ -63,6 +64,7 @@ class Turn:
     segments: list[Segment] = field(default_factory=list)
     finish_reason: str | None = None  # the engine's own word; None while the turn is unfinished
     attachment: Attachment | None = None
+    routes: Routes | None = None  # of its context, prompt included; None without router replay
     counts: Counter[str] = field(default_factory=Counter)  # what engines say of its requests; not in checkpoints
 
     @property
@@ -139,7 +141,7 @@ class Trajectory:
     def keep_counts(self) -> None:
         """Let go of its tokens, but not of their numbers."""
         for turn in self.turns:
-            turn.segments = [segment.without_tokens for segment in turn.segments]
+            turn.segments, turn.routes = [segment.without_tokens for segment in turn.segments], None
         self.calls = {call_id: call.without_content for call_id, call in self.calls.items()}
         if self.is_finished:
             self.outputs = True

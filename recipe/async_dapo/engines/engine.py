@@ -12,6 +12,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from ..core.concurrency import EngineLoad
 from ..core.leases import RecentDict
 from .protocol import OutputExtra, make_output
+from .routes import RequestRoutes
 
 
 @dataclass(slots=True)
@@ -20,11 +21,13 @@ class RunningRequest:
 
     Args:
         piece_tok: so many tokens are worth a delivery [tokens].
+        began: it may go on with keys and values of this policy version; None: with those of its engine's only.
     """
 
     request_id: str
     finished: asyncio.Task[TokenOutput]
     piece_tok: int
+    began: int | None = None
     has_piece: asyncio.Event = field(default_factory=asyncio.Event)
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -33,6 +36,7 @@ class RunningRequest:
     is_aborted: bool = False
     has_begun: bool = False  # it has generated
     is_sent_back: bool = False  # Returned to its caller; discard further output.
+    routes: RequestRoutes | None = None  # with router replay, once the engine knows the request
 
     def add(self, version: int, token_ids: list[int], log_probs: list[float]) -> None:
         if not token_ids:
@@ -50,6 +54,8 @@ class RunningRequest:
     def deliver(self, stop_reason: str | None, load: EngineLoad | None, *, counts: Mapping[str, int]) -> TokenOutput:
         """Everything since the last delivery."""
         extra = OutputExtra(segments=self.segments, finish_reason=self.finish_reason, load=load)
+        if self.routes is not None and self.token_ids:
+            extra["routes"] = self.routes.take(len(self.token_ids))
         output = make_output(self.token_ids, self.log_probs, stop_reason=stop_reason, extra=extra, counts=counts)
         self.token_ids, self.log_probs, self.segments = [], [], []
         self.has_piece.clear()
@@ -69,6 +75,14 @@ class RequestTable:
 
     def get(self, request_id: str) -> RunningRequest | None:
         return self._requests.get(request_id)
+
+    def began(self, request_id: str) -> int | None:
+        request = self._requests.get(request_id)
+        return None if request is None else request.began
+
+    def set_routes(self, request_id: str, routes: RequestRoutes) -> None:
+        if request_id in self._requests:
+            self._requests[request_id].routes = routes
 
     def remove(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
@@ -112,7 +126,8 @@ class StampingEngine:
     The output is read in increments, so that the front end's work per token does not grow with the length of the
     response, and as mere numbers: no text, unless a stop string is looked for, and no object per token. Every
     increment is recorded with the policy version under which it arrived. Prompts are salted with that version, so that
-    no request meets prefix-cache entries of older weights.
+    no request meets prefix-cache entries of older weights; or with the one that began the trajectory, if it may meet
+    its own.
 
     Args:
         policy_version: what the engine's weights are now.
@@ -132,7 +147,8 @@ class StampingEngine:
         sampling_params.output_kind = RequestOutputKind.DELTA
         sampling_params.detokenize = bool(sampling_params.stop)
         sampling_params.flat_logprobs = True
-        salted = {**prompt, "cache_salt": f"policy-{self._policy_version()}"}
+        began = self._requests.began(request_id)
+        salted = {**prompt, "cache_salt": f"policy-{self._policy_version() if began is None else began}"}
         stream = self._engine.generate(prompt=salted, sampling_params=sampling_params, request_id=request_id, **kwargs)
         is_first = True
         async for chunk in stream:

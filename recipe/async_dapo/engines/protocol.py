@@ -1,7 +1,7 @@
 """What a server answers: why it stopped, and the parts of an output that verl's `TokenOutput` has no field for."""
 
 from collections.abc import Mapping
-from typing import TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from verl.workers.rollout.replica import TokenOutput
 
@@ -20,11 +20,14 @@ class OutputExtra(TypedDict):
     segments: list[tuple[int, int]]  # (policy version, tokens), in order; they add up to the output's tokens
     finish_reason: str | None  # the engine's own; None while the request is in the engine
     load: EngineLoad | None  # what the server says of its engine; None if it has none
+    # With router replay: position in the context of the first row, and rows [tokens, layers, top-k].
+    routes: NotRequired[tuple[int, Any]]
 
 
 # Counts that verl's servers give with a request's last output, some of them in `extra_fields`.
 _PREEMPTED = "num_preempted"
-_COUNTS = ("num_cached_tokens", "spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+FOUND = "num_cached_tokens"  # prompt tokens that were in a cache
+_COUNTS = (FOUND, "spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 
 
 def make_output(

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..calls import SampledTokens
+from ..calls import SampledTokens, array_of, routes_of
 from ..config.values import ConfigError
+from ..core.routes import Routes
 from ..core.trajectory import BrokenRecord
 from ..record.plain_values import AGENT_LOOP, to_plain
 
@@ -28,6 +29,7 @@ class PackedOutput:
     response_ids: array
     response_mask: bytes
     response_logprobs: array
+    routes: Routes | None = None  # of all its tokens but the last, or those before the tools' at its end
 
     @classmethod
     def pack(cls, output: AgentLoopOutput, sampled: SampledTokens) -> "PackedOutput":
@@ -59,6 +61,10 @@ class PackedOutput:
                 f"there are {len(log_probs)} for {len(ids)} response_ids, and a response_mask of {len(is_sampled)}: "
                 "each token needs one of each, a tool's 0.0 and 0",
             )
+        if sampled.have_routes and output.routed_experts is None:
+            raise ConfigError(
+                AGENT_LOOP, "routed_experts", "training replays them: pass on those of the engine's last answer"
+            )
         try:
             stamps = sampled.stamps_of(list(compress(ids, is_sampled)), list(compress(log_probs, is_sampled)))
         except BrokenRecord as error:
@@ -76,6 +82,7 @@ class PackedOutput:
                     "response_ids": [],
                     "response_mask": [],
                     "response_logprobs": None,
+                    "routed_experts": None,
                     "multi_modal_data": None,  # pictures are kept with the prompt
                 }
             ),
@@ -83,6 +90,7 @@ class PackedOutput:
             response_ids=array("i", output.response_ids),
             response_mask=bytes(output.response_mask),
             response_logprobs=array("f", log_probs),
+            routes=None if output.routed_experts is None else routes_of(np.asarray(output.routed_experts)),
         )
 
     def fields(self) -> dict[str, Any]:
@@ -95,7 +103,17 @@ class PackedOutput:
         fields["responses"] = torch.tensor(np.asarray(self.response_ids), dtype=torch.int64)
         fields["response_mask"] = torch.tensor(np.frombuffer(self.response_mask, np.uint8), dtype=torch.int64)
         fields["rollout_log_probs"] = torch.tensor(np.asarray(self.response_logprobs), dtype=torch.float32)
+        if self.routes is not None:
+            fields["routed_experts"] = self._routed_experts(self.routes)
         if self.rest.reward_score is not None:
             fields["rm_scores"] = torch.zeros(len(self.response_ids))
             fields["rm_scores"][-1] = self.rest.reward_score
         return fields
+
+    def _routed_experts(self, routes: Routes) -> torch.Tensor:
+        """A row for each token, of zeros where none was recorded, as verl's `as_dict` makes them."""
+        shape = (len(self.prompt_ids) + len(self.response_ids), routes.layers, routes.top_k)
+        aligned = torch.zeros(shape, dtype=torch.int16)
+        rows = array_of(routes)[: len(aligned)]
+        aligned[: len(rows)] = torch.tensor(rows.astype(np.int16))
+        return aligned

@@ -75,7 +75,6 @@ NUMBERS: dict[str, Any] = {
 
 # verl's training engines that this recipe knows -> the strategies of each; `dp` is FSDP.
 TRAINING_ENGINES = {"dp": ("fsdp2", "fsdp"), "megatron": ("megatron",), "veomni": ("veomni",)}
-_EXPERTS = "expert routes of interrupted requests are not kept"
 _WHOLE_VOCABULARY = "log-probs are compared with the trainer's, of the whole vocabulary; validation has val_kwargs"
 # fmt: off
 # (key, accepted values, why another would be wrong). An option that is absent counts as None.
@@ -86,8 +85,6 @@ FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
      "a step of this recipe trains once on the whole batch; it has no options here"),
     ("model_engine", tuple(TRAINING_ENGINES), "the recipe knows no other of verl's training engines"),
     (_ACTOR + "megatron.dynamic_context_parallel", (False, None), "the ranks that share a step would not be known"),
-    (_ACTOR + "megatron.router_replay.mode", ("disabled", "R2", None), _EXPERTS),
-    (_ACTOR + "veomni.router_replay.mode", ("disabled", "R2", None), _EXPERTS),
     ("trainer.v1.sampler.custom_sampler.path", (None,), "the recipe brings its own sampler"),
     ("trainer.resume_mode", ("auto", "disable", "resume_path"), "there is no other mode"),
     ("trainer.remove_previous_ckpt_in_save", (None, False),
@@ -100,7 +97,6 @@ FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     (_ROLLOUT + "agent.agent_loop_manager_class", (None,), "the recipe brings its own manager"),
     (_ROLLOUT + "disaggregation.enabled", (False,), "prefill servers cannot be stopped early"),
     (_ROLLOUT + "full_determinism", (False,), "what is interrupted depends on timing"),
-    (_ROLLOUT + "enable_rollout_routing_replay", (False,), _EXPERTS),
     ("distillation.enabled", (False, None), "teacher log-probs are not computed inline"),
     (_ROLLOUT + "top_p", (1.0,), _WHOLE_VOCABULARY),
     (_ROLLOUT + "top_k", (-1, 0), _WHOLE_VOCABULARY),
@@ -146,7 +142,6 @@ IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     (_ROLLOUT + "checkpoint_engine.backend", ("naive",), "the recipe brings the weights to the engines itself"),
     (_ROLLOUT + "checkpoint_manager_class", (None,), "leave it out"),
     (_ROLLOUT + "trace.backend", (None,), "the V1 trainer does not trace rollouts"),
-    (_ROLLOUT + "moe_load_balance_metrics_interval", (0,), _EXPERTS),
     (_ROLLOUT + "multi_turn.num_repeat_rollouts", (None,), "use actor_rollout_ref.rollout.n"),
 )
 

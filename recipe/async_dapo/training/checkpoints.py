@@ -54,6 +54,7 @@ PARTS = {"waiting": PromptGroup, "deferred": PromptGroup, "buffered": PromptGrou
 # Fields that no checkpoint holds: they name what lives in processes, or count a round's events, or say that a
 # checkpoint was read.
 NOT_SAVED = {"suspension", "attachment", "parked", "pending", "counts", "is_restored"}
+LEFT_OUT = {"routes"}  # without router replay
 # Fields whose types the dataclasses leave open.
 CLOSED_TYPES: dict[str, Any] = {
     "token_ids": Int32,
@@ -83,7 +84,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, PromptGroup):
         value = replace(value, prompt=to_plain(value.prompt, source=DATA_SET))
     if names := _saved_fields(value.__class__):
-        return {name: _plain(getattr(value, name)) for name in names}
+        held = {name: getattr(value, name) for name in names}
+        return {name: _plain(part) for name, part in held.items() if part is not None or name not in LEFT_OUT}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
@@ -109,9 +111,9 @@ def _read(kind: Any, plain: Any) -> Any:
         Exception: of any kind, if this is the plain form of something else.
     """
     if types := _saved_fields(kind):
-        if plain.keys() != types.keys():
+        if not types.keys() - LEFT_OUT <= plain.keys() <= types.keys():
             raise ValueError(f"{kind.__name__} has the fields {[*types]}, not {[*plain]}")
-        return kind(**{name: _read(types[name], plain[name]) for name in types})
+        return kind(**{name: _read(types[name], part) for name, part in plain.items()})
     if kind is AgentLoopOutput:
         return AgentLoopOutput(**plain)
     origin = get_origin(kind)

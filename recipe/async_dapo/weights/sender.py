@@ -9,7 +9,10 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ..runtime.garbage import collect_cycles_as_usual
 from .adapter import WeightSender
+from .route_replay import RouteReplay
 from .snapshots import WeightSnapshots
+
+_FSDP = ("fsdp2", "fsdp")  # verl's other training engines have a router replay
 
 
 class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
@@ -24,6 +27,8 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
         verls = self.rollout
         if verls is not None:  # engines share these GPUs
             self.rollout = WeightSender(verls.config, verls.model_config, verls.device_mesh, verls.replica_rank)
+        if self._is_actor and self.config.actor.strategy in _FSDP and self.config.rollout.enable_rollout_routing_replay:
+            RouteReplay(self.actor.engine)
         collect_cycles_as_usual()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -1,0 +1,159 @@
+"""Router replay on verl's FSDP worker (CPU, float32): tokens take the experts that they are told, in each pass."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tensordict import NonTensorStack, TensorDict
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import reduce_metrics
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.utils.padding import response_from_nested
+
+from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.training import one_update
+from recipe.async_dapo.weights.route_replay import RouteReplay, part_of
+from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
+
+from ..support.composed_runs import compose_run, valid_overrides, write_files
+from ..support.tiny_models import qwen3_moe
+
+LAYERS, EXPERTS, TOP_K, PROMPT_TOK = 2, 8, 2, 4
+LENS = (5, 1, 9, 7)
+ACTOR = "actor_rollout_ref.actor."
+OVERRIDES = (
+    "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+    f"{ACTOR}strategy=fsdp2",
+    f"{ACTOR}fsdp_config.dtype=float32",
+    f"++{ACTOR}fsdp_config.mixed_precision={{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}}",
+    f"{ACTOR}fsdp_config.use_torch_compile=False",
+    f"{ACTOR}use_torch_compile=False",
+    f"{ACTOR}optim.lr=0.01",
+    f"{ACTOR}ppo_micro_batch_size_per_gpu=2",
+    f"{ACTOR}calculate_entropy=False",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.rollout.enable_rollout_routing_replay=True",
+)
+VARIANTS = [
+    ("actor_rollout_ref.model.use_remove_padding=True", "actor_rollout_ref.model.enable_gradient_checkpointing=True"),
+    ("actor_rollout_ref.model.use_remove_padding=False", "actor_rollout_ref.model.enable_gradient_checkpointing=False"),
+]
+
+
+def nested(rows: list[Tensor]) -> Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def log_probs(model: Any, row_T: Tensor, routes: list[Tensor] | None) -> Tensor:
+    """Of a response, [T] nats, by the model alone; `routes` are those of each layer, or the routers' own."""
+
+    def choose(layer: int, _: Any, __: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        logits, _, chosen = output
+        chosen = chosen if routes is None else routes[layer]
+        scores = logits.softmax(-1).gather(-1, chosen)
+        return logits, scores / scores.sum(-1, keepdim=True), chosen
+
+    hooks = [
+        block.mlp.gate.register_forward_hook(partial(choose, layer)) for layer, block in enumerate(model.model.layers)
+    ]
+    with torch.no_grad():
+        logits_TV = model(row_T[None], use_cache=False).logits[0, PROMPT_TOK - 1 : -1]
+    for hook in hooks:
+        hook.remove()
+    return logits_TV.log_softmax(-1).gather(-1, row_T[PROMPT_TOK:, None]).squeeze(-1)
+
+
+def make_batch(vocabulary: int) -> TensorDict:
+    """Experts are drawn by chance; the last token has none."""
+    torch.manual_seed(1)
+    rows = [torch.randint(3, vocabulary, (PROMPT_TOK + length,)) for length in LENS]
+    routes = [torch.rand(len(row), LAYERS, EXPERTS).topk(TOP_K).indices.to(torch.int16) for row in rows]
+    for chosen in routes:
+        chosen[-1] = 0
+    names = {
+        "prompts": [row[:PROMPT_TOK] for row in rows],
+        "responses": [row[PROMPT_TOK:] for row in rows],
+        "input_ids": rows,
+        "position_ids": [torch.arange(len(row)) for row in rows],
+        "response_mask": [torch.ones(length, dtype=torch.int64) for length in LENS],
+        "loss_mask": [torch.ones(length, dtype=torch.int64) for length in LENS],
+        "advantages": [torch.full((length,), (-1.0) ** length * length) for length in LENS],
+        "routed_experts": routes,
+    }
+    data = TensorDict({name: nested(values) for name, values in names.items()}, batch_size=[len(LENS)])
+    data["multi_modal_inputs"] = NonTensorStack(*({} for _ in LENS))
+    return data
+
+
+def trained(files: Path, variant: tuple[str, ...], data: TensorDict) -> tuple[list[Tensor], Tensor, float]:
+    """Parameters after a step, log-probs before it, and how far those of the update were from them."""
+    config = compose_run([*valid_overrides(files), *OVERRIDES, *variant])
+    worker = AsyncDAPOActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
+    ActorRolloutRefWorker.init_model(worker)
+    RouteReplay(worker.actor.engine)
+    worker.set_loss_fn(one_update.loss_of(config))
+    asked = data.clone(recurse=False)
+    tu.assign_non_tensor(asked, calculate_entropy=False, compute_loss=False, temperature=1.0)
+    found = response_from_nested(worker.compute_log_prob(asked)["log_probs"], data["response_mask"])
+    step = data.clone(recurse=False)
+    step["old_log_probs"] = found
+    tu.assign_non_tensor(step, calculate_entropy=False, temperature=1.0, epochs=1, seed=0)
+    rows = len(LENS)
+    tu.assign_non_tensor(step, global_batch_size=rows, mini_batch_size=rows, dataloader_kwargs={"shuffle": False})
+    metrics = reduce_metrics(tu.get(worker.update_actor(step), "metrics"))
+    parameters = [p.full_tensor().detach().clone() for p in worker.actor.engine.module.parameters()]
+    return parameters, found, metrics["actor/ppo_kl"]
+
+
+def check(_: int, files: str) -> None:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "DIST_INIT_METHOD": f"file://{files}/meeting"}
+    os.environ |= {"MASTER_ADDR": "unused", "MASTER_PORT": "0"}
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(Path(files) / "model", dtype=torch.float32)
+    data = make_batch(model.config.vocab_size)
+    results = [trained(Path(files), variant, data) for variant in VARIANTS]
+    for parameters, found, kl in results:
+        for row, routes, own in zip(
+            *(data[name].unbind() for name in ("input_ids", "routed_experts")), found.unbind(), strict=True
+        ):
+            chosen = list(routes.long().unbind(1))
+            for of_layer in chosen:
+                of_layer[-1] = torch.arange(TOP_K)  # of no consequence
+            expected, native = (log_probs(model, row, told) for told in (chosen, None))
+            torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+            assert float((own - native).abs().max()) > 1e-3, "other experts give other log-probs"
+        assert abs(kl) < 1e-6
+        for one, other in zip(parameters, results[0][0], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)  # a step of Adam is 0.01
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_given_routes_then_the_fsdp_worker_s_passes_and_its_update_take_them(tmp_path):
+    write_files(tmp_path)
+    from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
+
+    torch.manual_seed(0)
+    qwen3_moe(build_tokenizer()).save_pretrained(tmp_path / "model")
+    torch.multiprocessing.spawn(check, args=(str(tmp_path),), nprocs=1)
+
+
+def test_given_ranks_that_share_a_sequence_then_each_has_its_rows_and_the_padding_none():
+    rows_NK = torch.arange(10).reshape(5, 2)
+    parts = [part_of(rows_NK, 3, rank) for rank in range(3)]
+    assert torch.equal(torch.cat(parts), torch.cat([rows_NK, torch.zeros(4, 2, dtype=rows_NK.dtype)]))
+
+
+def test_given_a_model_without_such_routers_then_it_is_refused():
+    class Engine:
+        module = torch.nn.Linear(1, 1)
+        forward_step = None
+
+    with pytest.raises(ConfigError, match="enable_rollout_routing_replay=True: Linear has no router"):
+        RouteReplay(Engine())
