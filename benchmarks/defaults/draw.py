@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from benchmarks.support.tables import markdown
 from recipe.async_dapo_lab.plan.candidates import Bound, bound_of
 
-from .run import COLOCATE, COLOCATE_ALIKE, DEFAULT, EQUAL_SHARE, KINDS, STALE_KV
+from .run import COLOCATE, COLOCATE_ALIKE, DEFAULT, EQUAL_SHARE, HOST_KV, KINDS, STALE_KV
 from .settings import GRIDS, SETTINGS, Setting
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -131,6 +131,7 @@ def summary(folder: Path) -> pd.DataFrame:
                 "off_policy_separate": float("nan") if separate.empty else own.loc[separate.idxmin(), "off_policy"],
                 "equal_of_colocate": seconds.get(EQUAL_SHARE, float("nan")) / seconds[COLOCATE],
                 "of_alike": seconds[DEFAULT] / seconds.get(COLOCATE_ALIKE, float("nan")),
+                "of_host_kv": seconds.get(HOST_KV, float("nan")) / seconds[COLOCATE],
                 "off_policy_equal": own["off_policy"].get(EQUAL_SHARE, float("nan")),
                 "stale_kv_s": seconds.get(STALE_KV, float("nan")),
             }
@@ -163,7 +164,7 @@ def means_table() -> pd.DataFrame:
 def grids_table() -> pd.DataFrame:
     """Geometric means of each grid that was simulated, over the settings that all of them have."""
     titles = {column: TITLES[column] for column in ("of_sync", "of_colocate", "equal_of_colocate")}
-    titles["of_alike"] = "Of colocate_async without the pass"
+    titles |= {"of_alike": "Of colocate_async without the pass", "of_host_kv": "Of colocate_async, KV in host memory"}
     grids = {grid: summary(FOLDER / grid) for grid in GRIDS if (FOLDER / grid / "systems.csv").exists()}
     shared = set.intersection(*(set(lines["setting"]) for lines in grids.values()))
     rows = [

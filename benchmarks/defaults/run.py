@@ -32,6 +32,7 @@ from .settings import Setting
 
 KINDS = ("baseline", "default", "tuned")
 STALE_KV, COLOCATE = "default, stale KV", "verl colocate_async"
+HOST_KV, HOST_GIB = "default, KV in host memory", 128  # a GPU, more than any KV cache here
 COLOCATE_ALIKE = "verl colocate_async, no pass"  # `bypass`: as a step of one update is trained here
 DEFAULT, EQUAL_SHARE = "default", "default, equal share"
 CAPS = tuple(percent / 100 for percent in range(10, 100, 5))  # tried for an equal share
@@ -46,10 +47,11 @@ def candidates(setting: Setting) -> list[tuple[str, Candidate]]:
         pool_sizes=pool_sizes(scenario),
     )
     tuned = [one for one in tuned if one.strategy != RolloutStrategy.DISCARD or one.stop_rule == StopRuleName.DRAIN]
+    host_kv = ours(HOST_KV, rollout_strategy="partial_stale_kv", host_kv_gib=HOST_GIB)
     alike = verl_colocate_async(groups=setting.groups)
     alike = replace(alike, name=COLOCATE_ALIKE, habits=replace(alike.habits, always_scores=False))
     beside = [] if setting.grid else [("default", ours(STALE_KV, rollout_strategy="partial_stale_kv"))]
-    beside += [("baseline", baseline(alike))] if scenario.updates == 1 else []
+    beside += [("baseline", baseline(alike)), ("default", host_kv)] if scenario.updates == 1 else []
     return [
         *(("baseline", one) for one in baselines(scenario)),
         ("default", ours(DEFAULT)),

@@ -59,7 +59,8 @@ class Recorder:
     open_calls: dict[str, tuple[Call, asyncio.Task[bytes]]] = field(default_factory=dict)  # under way, by their ids
     next_turn: int = 0
     round_left_tok: float = math.inf  # tokens it may still generate in this round
-    reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
+    reprefilled_tok: list[int] = field(default_factory=list)  # of the context of each continued request
+    found_tok: int = 0  # of the contexts of continued requests, in a cache
     diverged_tok: int = 0  # recorded tokens that the loop did not ask for again
     diverged_attachments: list[Attachment] = field(default_factory=list)  # of the dropped turns
     step: Step = Step.LOOP
@@ -73,7 +74,7 @@ class Recorder:
         self.trajectory, self.runner, self.step = trajectory, runner, Step.LOOP
         self.round_left_tok = math.inf if limit_tok is None else limit_tok
         self.diverged_tok, self.diverged_attachments = 0, []
-        self.reprefilled_tok, self.calls = [], CallCounts()
+        self.reprefilled_tok, self.found_tok, self.calls = [], 0, CallCounts()
 
     @property
     def rests(self) -> bool:

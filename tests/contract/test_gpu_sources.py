@@ -115,6 +115,31 @@ def test_requests_are_salted_into_their_blocks() -> None:
     assert "cache_salt" in source("v1/core/kv_cache_utils.py") and "cache_salt" in source("v1/request.py")
 
 
+def test_the_connector_of_kv_in_host_memory_asks_of_its_parents_what_they_have() -> None:
+    manager, name = "v1/simple_kv_offload/manager.py", "SimpleCPUOffloadScheduler"
+    known = methods(manager, name)
+    names = ("request_finished_all_groups", "prepare_store_specs")
+    assert [parameters(known[one]) for one in names] == [["request", "block_ids"], ["scheduler_output"]]
+    assert parameters(known["__init__"]) == [
+        "vllm_config", "kv_cache_config", "cpu_capacity_bytes", "scheduler_block_size", "hash_block_size",
+        "lazy_offload",
+    ]  # fmt: skip
+    used = {"block_size", "cp_world_size", "cpu_kv_cache_config", "cpu_block_pool", "cpu_coordinator"}
+    assert used | {"_gpu_block_pool"} <= assigned(manager, name)
+    assert "has_pending_stores" in known
+    connector = source("distributed/kv_transfer/kv_connector/v1/simple_cpu_offload_connector.py")
+    assert "return self.scheduler_manager.has_pending_stores()" in connector and "cpu_bytes_to_use" in connector
+    # The scheduler keeps the engine stepping, asks before it frees, and an engine that is to sleep waits.
+    scheduler = methods("v1/core/sched/scheduler.py", "Scheduler")
+    assert "self.connector.has_pending_push_work()" in ast.unparse(scheduler["has_requests"])
+    freed = ast.unparse(scheduler["_free_request"])
+    assert freed.index("self._connector_finished") < freed.index("self._free_blocks")
+    assert "not self.has_work()" in ast.unparse(methods("v1/engine/core.py", "EngineCoreProc")["_pause_complete"])
+    assert "num_output_placeholders" in source("v1/request.py") and "kv_connector_module_path" in source(
+        "config/kv_transfer.py"
+    )
+
+
 def literals(file: str, name: str) -> set[str]:
     """What a `Literal[...]` of a module names, other literals left out."""
     assigned_to = {

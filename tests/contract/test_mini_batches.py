@@ -10,9 +10,10 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.seqlen_balancing import calculate_workload
 
-from recipe.async_dapo.core.mini_batches import imbalance
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab.plan.systems import waiting_at_updates
+
+from ..support.imbalance import imbalance
 
 N = 16
 

@@ -75,6 +75,9 @@ def measured() -> dict[str, float]:
     found["Step of the defaults over verl sync, simulated"] = mean[defaults.TITLES["of_sync"]]
     found["Step of the defaults over colocate_async, simulated"] = mean[defaults.TITLES["of_colocate"]]
     found["Step of the defaults over colocate_async ... have such a row"] = mean[defaults.TITLES["equal_of_colocate"]]
+    one = defaults.summary(defaults.FOLDER / "one_update")
+    one = one[~one["setting"].str.startswith(defaults.UNBOUND)]
+    found["Step with one update and old KV"] = defaults.geometric_mean(one["of_host_kv"])
     found["Rollout of the bound"] = mean[defaults.TITLES["of_bound"]]
     found["Engines on GPUs of their own, two CPU cores"] = ratios.loc[
         (8, "separate, partial", side_by_side.SEPARATE), "ratio"

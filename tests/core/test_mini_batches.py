@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.mini_batches import balanced_order, imbalance
+from recipe.async_dapo.core.mini_batches import balanced_order
+
+from ..support.imbalance import imbalance
 
 
 def in_turns(work: Sequence[int], parts: int) -> list[list[int]]:

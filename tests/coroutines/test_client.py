@@ -22,6 +22,7 @@ from ..support.client_world import (
     assert_whole,
     cancel_at,
     ending_of,
+    llm_client,
     stopped_at,
     world,
 )
@@ -30,7 +31,7 @@ from ..support.scripted_engine import ScriptedEngine, start_server
 from ..support.simulation import Suspensions, at_each, now_s, settle, simulate
 
 
-async def test_a_turn_costs_a_call_for_its_lease_and_an_unawaited_one_to_give_it_back_and_none_from_the_record():
+async def test_a_turn_costs_a_call_for_its_lease_and_an_unawaited_one_to_return_it_and_none_from_the_record():
     it = world()
     output = await it.generate()
     assert_whole(output)
@@ -39,18 +40,18 @@ async def test_a_turn_costs_a_call_for_its_lease_and_an_unawaited_one_to_give_it
     assert output.num_preempted is None, "these servers do not say"
     await it.is_quiet()
     assert (await it.generate()).token_ids == output.token_ids
-    assert [method for method, _, _ in it.balancer_handle.calls] == ["lease", "server", "give_back"]
+    assert [method for method, _, _ in it.balancer_handle.calls] == ["exchange", "server", "exchange"]
     await it.client.generate("request", prompt_ids=[8], sampling_params={"logprobs": True})
     await settle()
-    assert [method for method, _, _ in it.balancer_handle.calls[3:]] == ["lease", "give_back"]
+    assert [method for method, _, _ in it.balancer_handle.calls[3:]] == ["exchange", "exchange"]
 
 
 async def test_given_a_prompt_group_when_a_request_is_sent_then_the_load_balancer_is_told_whose_answer_it_generates():
     it = world()
     current_recorder.set(Recorder(trajectory=Trajectory(session_id=3), prompt_uid="group"))
     await it.client.generate("request", prompt_ids=[7], sampling_params={})
-    [(_, arguments, _)] = [call for call in it.balancer_handle.calls if call[0] == "lease"]
-    assert arguments[2] == "group"
+    method, ([request], returned), _ = it.balancer_handle.calls[0]
+    assert (method, request.group, returned) == ("exchange", "group", [])
 
 
 @pytest.mark.parametrize("name", ["min_p", "logit_bias", "stop"])
@@ -275,6 +276,21 @@ async def test_given_a_response_of_two_requests_when_it_is_whole_then_it_has_the
     output = await it.generate()
     assert output.num_preempted == 2
     assert {name: output.extra_fields[name] for name in COUNTS} == {name: 2 * n for name, n in COUNTS.items()}
+
+
+@pytest.mark.parametrize("has_old_kv", [False, True])
+async def test_given_old_kv_when_a_request_is_continued_then_it_says_which_version_began_it_and_counts_what_is_found(
+    telling_servers, has_old_kv
+):
+    it = world()
+    it.client = llm_client(it.balancer_handle, continues=True, has_old_kv=has_old_kv)
+    await stopped_at(it, 3.0)
+    before_tok = it.trajectory.generated_tok
+    await it.generate()
+    asked = [kwargs for handle in it.handles.values() for name, _, kwargs in handle.calls if name == "generate"]
+    assert sorted(kwargs.get("began", -1) for kwargs in asked) == ([-1, 0] if has_old_kv else [-1, -1])
+    assert it.recorder.found_tok == COUNTS["num_cached_tokens"]
+    assert it.recorder.reprefilled_tok == [len(PROMPT) + before_tok - it.recorder.found_tok]
 
 
 async def test_given_a_server_when_a_request_ends_then_its_last_output_has_what_vllm_says(monkeypatch) -> None:

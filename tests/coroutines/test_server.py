@@ -197,7 +197,8 @@ async def test_given_two_policy_versions_when_generating_then_no_request_shares_
     await generate(server, "old")
     await server.set_global_steps(1)
     await generate(server, "new")
-    assert len(set(engine.salts)) == 2
+    await server.generate([7], {"max_tokens": 1, "logprobs": True}, "of an old trajectory", began=0)
+    assert engine.salts[0] == engine.salts[2] != engine.salts[1]
 
 
 async def test_given_an_engine_that_dies_when_requests_are_out_or_come_later_then_the_server_ends_with_it(monkeypatch):

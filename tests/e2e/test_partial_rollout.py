@@ -35,6 +35,12 @@ OVERRIDES = (
     "trainer.resume_mode=auto",
     "trainer.max_actor_ckpt_to_keep=1",
 )
+HOST_KV = (
+    "actor_rollout_ref.rollout.free_cache_engine=True",
+    "++actor_rollout_ref.rollout.enable_sleep_mode=True",
+    "++actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=16",
+    "async_dapo.host_kv_gib=0.1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +222,12 @@ def test_given_a_resume_when_a_version_s_weights_are_gone_then_its_groups_are_co
     assert told == {step for step, group in gone if len(set(map(switches_of, group))) > 1}
     said = "corrected as under decoupled: weights not at hand" in (killed_and_resumed.folder / "train.log").read_text()
     assert said == bool(told)
+
+
+@pytest.mark.nightly
+def test_given_engines_that_sleep_when_requests_go_on_under_new_weights_then_they_find_their_kv_in_host_memory(
+    assets, tmp_path
+):
+    run = train(assets, tmp_path / "host_kv", steps=4, strategy="partial_stale_kv", overrides=HOST_KV)
+    assert sum(run.metric("async_dapo/partial/found_tokens")) > 0
+    assert sum(run.metric("async_dapo/failure/groups")) == 0 and all(map(ledger_closes, run.steps))

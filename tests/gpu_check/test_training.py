@@ -101,6 +101,12 @@ def test_given_a_killed_engine_when_judged_then_exactly_one_must_be_lost() -> No
     assert "1 engines were lost, 0 killed" in judge(steps).found
 
 
+def test_given_kv_in_host_memory_when_judged_then_some_must_be_found_there() -> None:
+    host = Case(name="host", strategy="partial_stale_kv", host_kv_gib=1.0)
+    lines = [[step(n, **{"async_dapo/partial/found_tokens": tok}) for n in (1, 2, 3)] for tok in (0.0, 64.0)]
+    assert [judge(one, case=host).status is Status.PASS for one in lines] == [False, True]
+
+
 def test_given_one_gpu_when_cases_are_listed_then_every_strategy_and_both_runners_are_there() -> None:
     names = [case.name for case in cases("cuda")]
     assert {"partial", "discard", "partial_stale_kv", "consistent"} < set(names)
@@ -108,7 +114,7 @@ def test_given_one_gpu_when_cases_are_listed_then_every_strategy_and_both_runner
     assert [case.name for case in cases("cpu")] == ["partial"]
 
 
-NAMES_CHECKED = ("partial_stale_kv", "partial, no async scheduling")
+NAMES_CHECKED = ("partial_stale_kv", "partial_stale_kv, host memory", "partial, no async scheduling")
 CHECKED = [case for case in cases("cuda") if case.name in NAMES_CHECKED]
 CHECKED.append(Case(name="two engines", gpus=2))
 
@@ -132,7 +138,7 @@ def test_given_a_run_on_a_gpu_when_it_is_checked_then_its_options_are_in_order(
     config = compose_run([one for one in own if not one.startswith("hydra.")] + ["trainer.device=cpu"])
     check_all(config)
     assert config.actor_rollout_ref.actor.use_dynamic_bsz and config.actor_rollout_ref.model.use_remove_padding
-    assert config.actor_rollout_ref.rollout.free_cache_engine == (case.strategy != "partial_stale_kv")
+    assert config.actor_rollout_ref.rollout.free_cache_engine == (case.name != "partial_stale_kv")
 
 
 def test_given_answers_when_rewarded_then_some_are_right_and_the_same_one_always_is() -> None:

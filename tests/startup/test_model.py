@@ -114,7 +114,10 @@ def test_a_model_s_kind_and_layers_are_read_as_verl_does(run, model):
     path = f"actor_rollout_ref.model.path={model}"
     message = "actor_rollout_ref.model.use_remove_padding=True: the model's linear, convolutional or recurrent layers"
     assert refusal(run, path).startswith(message)
-    check_all(run(path, "actor_rollout_ref.model.use_remove_padding=False"))
+    padded = (path, "actor_rollout_ref.model.use_remove_padding=False")
+    check_all(run(*padded))
+    host_kv = ("async_dapo.rollout_strategy=partial_stale_kv", "async_dapo.host_kv_gib=1")
+    assert refusal(run, *padded, *host_kv).startswith("async_dapo.host_kv_gib=1: the model has layers of conv, whose")
 
 
 def test_an_output_layer_that_engines_would_leave_out_is_refused(run, model):

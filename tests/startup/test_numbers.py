@@ -67,6 +67,9 @@ TABLE = {
         actor_rollout_ref.rollout.val_kwargs.top_p actor_rollout_ref.rollout.gpu_memory_utilization
         async_dapo.reward.timeout_s async_dapo.calls.timeout_s async_dapo.round_timeout_s async_dapo.engine_timeout_s
     """,
+    "x x o o x": """
+        async_dapo.host_kv_gib
+    """,
     "x o x x x": """
         actor_rollout_ref.model.lora_rank actor_rollout_ref.model.lora.rank actor_rollout_ref.rollout.nnodes
     """,
@@ -85,9 +88,12 @@ ROWS = {key: [*cells.split(), "x"] for cells, keys in TABLE.items() for key in k
 
 def with_value(run: ComposeRun, key: str, value: str) -> DictConfig:
     critic = ("algorithm.adv_estimator=gae", "critic.model.path=${actor_rollout_ref.model.path}")
-    samples = key.endswith("val_kwargs.temperature") and value == "0.5"
-    sampled = ("actor_rollout_ref.rollout.val_kwargs.do_sample=True",)
-    return run(*(critic if key.startswith("critic.") else sampled if samples else ()), f"++{key}={value}")
+    needed = {
+        "actor_rollout_ref.rollout.val_kwargs.temperature": "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
+        "async_dapo.host_kv_gib": "async_dapo.rollout_strategy=partial_stale_kv",
+    }
+    others = [needed[key]] if key in needed and value == "0.5" else []
+    return run(*(critic if key.startswith("critic.") else others), f"++{key}={value}")
 
 
 @pytest.mark.parametrize("value", [value for value in VALUES if value != "null"])  # which other checks refuse, too

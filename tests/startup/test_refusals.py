@@ -87,6 +87,11 @@ rollout.nnodes=1 -> separate
 separate rollout.n_gpus_per_node=3 rollout.tensor_model_parallel_size=2 -> rollout.n_gpus_per_node=4
 rollout.tensor_model_parallel_size=2 -> trainer.n_gpus_per_node=2
 async_dapo.rollout_strategy=partial_stale_kv -> rollout.free_cache_engine=False
+async_dapo.host_kv_gib=1 -> async_dapo.rollout_strategy=partial_stale_kv
+host_kv rollout.enable_prefix_caching=False -> rollout.enable_prefix_caching=True
+host_kv vllm.kv_transfer_config={kv_connector:a} -> vllm.kv_transfer_config=null
+host_kv vllm.kv-offloading-size=4 -> vllm.kv-offloading-size=null
+host_kv vllm.decode_context_parallel_size=2 -> vllm.decode_context_parallel_size=1
 +rollout.enable_sleep_mode=False -> rollout.free_cache_engine=False
 megatron rollout.enable_rollout_routing_replay=True -> actor.megatron.router_replay.mode=R3
 megatron actor.megatron.router_replay.mode=R3 -> rollout.enable_rollout_routing_replay=True
@@ -152,6 +157,7 @@ SHORT = {
     "ngram": "vllm.speculative_config={method:ngram,num_speculative_tokens:3}",
     "head": "model.mtp.enable=True model.mtp.enable_rollout=True",
     "stale_kv": "async_dapo.rollout_strategy=partial_stale_kv rollout.free_cache_engine=False",
+    "host_kv": "async_dapo.rollout_strategy=partial_stale_kv async_dapo.host_kv_gib=1",
     "reward_model": "reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True "
     "reward.reward_model.rollout.free_cache_engine=False",
     "overlong": "overlong.enable=True overlong.len=8",
@@ -304,13 +310,22 @@ def test_an_option_that_another_one_shadows_must_agree_with_it(run):
         assert f"{key}={not values[key]}: {said}" in errors
 
 
-@pytest.mark.parametrize(("overrides", "drafts"), [("", False), ("head", True), ("ngram", True)])
-def test_the_client_knows_whatever_drafts_so_that_it_refuses_stop_strings(run, overrides, drafts):
+@pytest.mark.parametrize(
+    ("overrides", "known"),
+    [
+        ("", {"continues"}),
+        ("head", {"continues", "drafts"}),  # it refuses stop strings
+        ("ngram", {"continues", "drafts"}),
+        ("stale_kv", set()),
+        ("host_kv", {"continues", "has_old_kv"}),
+    ],
+)
+def test_the_client_knows_how_requests_go_on_and_whatever_drafts(run, overrides, known):
     trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
     trainer.config = run(*in_full(overrides))
     trainer.options = AsyncDAPOConfig.from_hydra(trainer.config)
     trainer.llm_server_manager = SimpleNamespace(get_client=lambda **arguments: arguments)
-    assert trainer.get_llm_client()["drafts"] == drafts
+    assert {name for name, value in trainer.get_llm_client().items() if value is True} == known
 
 
 @pytest.mark.parametrize(

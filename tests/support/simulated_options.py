@@ -45,6 +45,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "engine_timeout_s": 60.0,
         "delivery_tok": 4,
         "drafts": None,
+        "host_kv_gib": None,
         "report_dir": None,
         "recorder": None,
     }

@@ -27,6 +27,7 @@ from .values import (
     NotNegative,
     OnRewardError,
     Placement,
+    Positive,
     RolloutStrategy,
     Rule,
     Seconds,
@@ -195,6 +196,7 @@ class AsyncDAPOConfig:
     round_timeout_s: Seconds
     engine_timeout_s: Seconds
     drafts: Drafts | None
+    host_kv_gib: Positive | None
     report_dir: str | None
     recorder: str | None
     # Tokens of a request that a server delivers at a time: they are lost at most when it dies; fewer cost more calls.
@@ -268,6 +270,11 @@ class AsyncDAPOConfig:
     @property
     def keeps_kv(self) -> bool:
         """Whether interrupted requests stay in their engines over the weight update."""
+        return self.has_old_kv and self.host_kv_gib is None
+
+    @property
+    def has_old_kv(self) -> bool:
+        """Whether interrupted trajectories go on with keys and values of the old weights."""
         return self.rollout_strategy is RolloutStrategy.PARTIAL_STALE_KV
 
     @property

@@ -24,6 +24,7 @@ from ..core.step import Step, next_step
 from ..core.trajectory import Attachment, BrokenRecord, Trajectory, Turn
 from ..record.plain_values import AGENT_LOOP
 from .engine_requests import EngineRequests
+from .protocol import FOUND
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -128,6 +129,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
 
     Args:
         continues: interrupted requests are continued by new ones; else only those that are lost with their server.
+        has_old_kv: those that continue them meet what their engine has kept of the trajectory's keys and values.
         drafts: the engines verify drafts.
         rolling: servers stop one at a time for new weights, and may have those of several policy versions.
         one_version: a turn comes from one of them; one that is lost with its server begins anew.
@@ -138,6 +140,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
         *args: Any,
         cleanup_timeout_s: float,
         continues: bool = False,
+        has_old_kv: bool = False,
         drafts: bool = False,
         rolling: bool = False,
         one_version: bool = False,
@@ -145,6 +148,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._continues = continues
+        self._has_old_kv = has_old_kv
         self._drafts = drafts
         self._one_version = one_version
         self.context_tok = math.inf  # of the engines; the worker, which knows the model, sets it
@@ -238,18 +242,23 @@ class AsyncDAPOLLMClient(LLMServerClient):
         left_tok = asked.budget_tok - before_tok
         limit_tok = int(min(left_tok, recorder.round_left_tok))
         is_seam = before_tok > 0 and turn.attachment is None
-        if is_seam:
-            recorder.reprefilled_tok.append(len(asked.prompt_ids) + before_tok)
+        found_tok = turn.counts[FOUND]
+        options, stamps = asked.options, recorder.trajectory.stamps
+        if self._has_old_kv and stamps:
+            options = options | {"began": stamps[0][0]}
         context, params = asked.prompt_ids + turn.raw_response_ids, continued(asked.params, before_tok, limit_tok)
         group = recorder.prompt_uid or None
         try:
-            if not await self._requests.advance(turn, asked.request_id, context, params, asked.options, group=group):
+            if not await self._requests.advance(turn, asked.request_id, context, params, options, group=group):
                 recorder.stop()
             if turn.finish_reason == "length" and limit_tok < left_tok:  # the round's limit, not that of the turn
                 turn.finish_reason = None
         finally:
             recorder.round_left_tok -= turn.generated_tok - before_tok
             if is_seam:
+                found_tok = turn.counts[FOUND] - found_tok
+                recorder.found_tok += found_tok
+                recorder.reprefilled_tok.append(len(context) - found_tok)
                 self._end_at_stop(turn, before_tok, asked.sampling_params)
             if not recorder.rests:
                 recorder.step = Step.LOOP

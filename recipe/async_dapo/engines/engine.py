@@ -21,11 +21,13 @@ class RunningRequest:
 
     Args:
         piece_tok: so many tokens are worth a delivery [tokens].
+        began: it may go on with keys and values of this policy version; None: with those of its engine's only.
     """
 
     request_id: str
     finished: asyncio.Task[TokenOutput]
     piece_tok: int
+    began: int | None = None
     has_piece: asyncio.Event = field(default_factory=asyncio.Event)
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -74,6 +76,10 @@ class RequestTable:
     def get(self, request_id: str) -> RunningRequest | None:
         return self._requests.get(request_id)
 
+    def began(self, request_id: str) -> int | None:
+        request = self._requests.get(request_id)
+        return None if request is None else request.began
+
     def set_routes(self, request_id: str, routes: RequestRoutes) -> None:
         if request_id in self._requests:
             self._requests[request_id].routes = routes
@@ -120,7 +126,8 @@ class StampingEngine:
     The output is read in increments, so that the front end's work per token does not grow with the length of the
     response, and as mere numbers: no text, unless a stop string is looked for, and no object per token. Every
     increment is recorded with the policy version under which it arrived. Prompts are salted with that version, so that
-    no request meets prefix-cache entries of older weights.
+    no request meets prefix-cache entries of older weights; or with the one that began the trajectory, if it may meet
+    its own.
 
     Args:
         policy_version: what the engine's weights are now.
@@ -140,7 +147,8 @@ class StampingEngine:
         sampling_params.output_kind = RequestOutputKind.DELTA
         sampling_params.detokenize = bool(sampling_params.stop)
         sampling_params.flat_logprobs = True
-        salted = {**prompt, "cache_salt": f"policy-{self._policy_version()}"}
+        began = self._requests.began(request_id)
+        salted = {**prompt, "cache_salt": f"policy-{self._policy_version() if began is None else began}"}
         stream = self._engine.generate(prompt=salted, sampling_params=sampling_params, request_id=request_id, **kwargs)
         is_first = True
         async for chunk in stream:

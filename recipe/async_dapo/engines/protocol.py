@@ -26,7 +26,8 @@ class OutputExtra(TypedDict):
 
 # Counts that verl's servers give with a request's last output, some of them in `extra_fields`.
 _PREEMPTED = "num_preempted"
-_COUNTS = ("num_cached_tokens", "spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+FOUND = "num_cached_tokens"  # prompt tokens that were in a cache
+_COUNTS = (FOUND, "spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 
 
 def make_output(

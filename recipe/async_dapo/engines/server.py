@@ -26,6 +26,7 @@ from ..runtime.logs import show_logs
 from ..runtime.verl_version import check_versions
 from ..weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine
 from .engine import RequestTable, RunningRequest, StampingEngine
+from .host_kv import transfer_config
 from .load_meter import LoadMeter, Meter
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, OutputExtra, counts_of, make_output
 from .routes import watch_routes
@@ -133,6 +134,9 @@ class AsyncDAPOServer(vLLMHttpServer):
 
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
         super()._preprocess_engine_kwargs(engine_kwargs)
+        if (gib := self._own_options.get("host_kv_gib")) is not None:
+            ranks = self.config.tensor_model_parallel_size * self.config.pipeline_model_parallel_size
+            engine_kwargs["kv_transfer_config"] = transfer_config(gib, ranks)
         drafts = SpeculativeConfig.of(engine_kwargs)
         if drafts is None:
             return
@@ -196,12 +200,18 @@ class AsyncDAPOServer(vLLMHttpServer):
             watch_routes(engine.output_processor, self._requests.set_routes)
 
     async def generate(
-        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        began: int | None = None,
+        **kwargs: Any,
     ) -> TokenOutput:
+        """As verl's; `began` as in `RunningRequest`."""
         if self._is_stopped or self._requests.was_aborted_before(request_id):
             return self._empty(ABORTED)
         task = asyncio.ensure_future(super().generate(prompt_ids, sampling_params, request_id, **kwargs))
-        self._requests.add(RunningRequest(request_id, task, self._own_options["delivery_tok"]))
+        self._requests.add(RunningRequest(request_id, task, self._own_options["delivery_tok"], began))
         return await self.reattach(request_id)
 
     async def reattach(self, request_id: str) -> TokenOutput:

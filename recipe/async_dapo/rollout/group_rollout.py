@@ -230,6 +230,7 @@ class GroupRollout:
             self._report.calls += recorder.calls
             self._report.diverged_tok += recorder.diverged_tok
             self._report.reprefilled_tok += recorder.reprefilled_tok
+            self._report.found_tok += recorder.found_tok
 
     async def _outputs_of(self, group: PromptGroup, recorder: Recorder) -> list[AgentLoopOutput]:
         """

@@ -18,7 +18,8 @@ class WorkerReport(Summed):
     calls: CallCounts = field(default_factory=CallCounts)
     turns: TurnCounts = field(default_factory=TurnCounts)
     diverged_tok: int = 0
-    reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
+    reprefilled_tok: list[int] = field(default_factory=list)  # of the context of each continued request
+    found_tok: int = 0  # of these contexts, in a cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
@@ -115,6 +116,7 @@ def check_model(config: DictConfig) -> None:
         [
             partial(check_rules, wrong, ModelSetup.of(config, model), config),
             partial(_check_output_layer, config, model),
+            partial(_check_host_kv, config, model),
             partial(_check_context, config, model),
         ]
     )
@@ -138,6 +140,17 @@ def _check_output_layer(config: DictConfig, model: Any) -> None:
         )
 
 
+def _check_host_kv(config: DictConfig, model: Any) -> None:
+    """Blocks of tokens go to host memory; a layer that runs on has one state, of all tokens so far."""
+    if config.async_dapo.host_kv_gib is not None and (found := ModelSetup.of(config, model).layers & _RUN_ON):
+        raise refused(
+            config,
+            "async_dapo.host_kv_gib",
+            f"the model has layers of {', '.join(sorted(found))}, whose state is not kept; set null, and "
+            "async_dapo.rollout_strategy=partial",
+        )
+
+
 def _check_context(config: DictConfig, model: Any) -> None:
     """Engines would cut responses short, without a word, where they or the model have no room for them."""
     from verl.workers.rollout.utils import get_max_position_embeddings
@@ -154,4 +167,21 @@ def _check_context(config: DictConfig, model: Any) -> None:
             _ROLLOUT + "max_model_len",
             f"must be null, or in {longest_tok}..{context_tok}: data.max_prompt_length + data.max_response_length = "
             f"{longest_tok}, and the model has {context_tok} positions; lower the former, or take another model",
+        )
+
+
+def check_host_memory(config: DictConfig) -> None:
+    """On this machine, where engines may run on it.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    gib, gpus = config.async_dapo.host_kv_gib, config.trainer.n_gpus_per_node
+    free_gib = psutil.virtual_memory().available / 2**30
+    if gib is not None and gib * gpus > free_gib and (torch.cuda.is_available() or config.trainer.device == "cpu"):
+        raise refused(
+            config,
+            "async_dapo.host_kv_gib",
+            f"for each of the {gpus} GPUs of a node; {free_gib:.0f} GiB of host memory are free here; set at most "
+            f"{free_gib / gpus:.0f}, less what trainer.n_gpus_per_node training workers offload",
         )

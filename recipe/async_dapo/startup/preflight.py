@@ -84,7 +84,7 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
     """The checks of a run by their names, in order. They are imported here, once the versions have been looked at."""
     from .agent_loop_check import check_agent_loop
     from .data_check import check_data
-    from .model_check import check_model
+    from .model_check import check_host_memory, check_model
     from .output_check import check_output_folders, check_resume
     from .reward_check import check_reward
     from .rules import check_options
@@ -107,5 +107,6 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
         "agent loop and tools": partial(check_agent_loop, config),
         "data": data,
         "model": partial(check_model, config),
+        "host memory": partial(check_host_memory, config),
         "reward function": partial(check_reward, config, options, rows),
     }

@@ -358,7 +358,21 @@ RULES: tuple[Rule, ...] = (
       for own, owner in ((True, "actor_rollout_ref.rollout"), (False, "trainer"))),
     Rule(_ROLLOUT + "free_cache_engine",
          lambda it: it.options.keeps_kv and it.rollout.free_cache_engine and not it.options.is_separate,
-         _STRATEGY + "KV cache while the actor trains; set False, and gpu_memory_utilization so low that both fit"),
+         _STRATEGY + "KV cache while the actor trains; set False, and gpu_memory_utilization so low that both fit, or "
+         "async_dapo.host_kv_gib"),
+    Rule("async_dapo.host_kv_gib", lambda it: it.options.host_kv_gib is not None
+         and not (it.options.has_old_kv and it.rollout.free_cache_engine and not it.options.is_separate),
+         "is where engines that sleep keep what goes on with old KV; set null, or async_dapo.placement=colocated, "
+         f"async_dapo.rollout_strategy=partial_stale_kv and {_ROLLOUT}free_cache_engine=True"),
+    Rule(_ROLLOUT + "enable_prefix_caching",
+         lambda it: it.options.host_kv_gib is not None and not it.rollout.enable_prefix_caching,
+         "KV in host memory is found by vLLM's prefix cache; set True, or async_dapo.host_kv_gib=null"),
+    *(Rule(_VLLM + name,
+           partial(lambda it, name, one: it.options.host_kv_gib is not None and it.vllm.get(name) not in (None, one),
+                   name=name, one=one),
+           "does not go with async_dapo.host_kv_gib, which has a connector of its own; leave it out")
+      for name, one in (("kv_transfer_config", None), ("kv_offloading_size", None),
+                        ("decode_context_parallel_size", 1))),
     Rule(_ROLLOUT + "enable_sleep_mode",
          lambda it: it.rollout.free_cache_engine and it.rollout.get("enable_sleep_mode") is False,
          "engines cannot sleep; set free_cache_engine=False too"),
@@ -417,7 +431,7 @@ RULES: tuple[Rule, ...] = (
            f"rollout_is_threshold={_MOST_WEIGHT:g}")
       for key in (_ROLLOUT + "quantization", _VLLM + "quantization", _VLLM + "kv_cache_dtype")),
     Rule(_VLLM + "kv_cache_dtype",
-         lambda it: it.options.keeps_kv and it.vllm.get("kv_cache_dtype") not in _NOT_QUANTIZED,
+         lambda it: it.options.has_old_kv and it.vllm.get("kv_cache_dtype") not in _NOT_QUANTIZED,
          _STRATEGY + "cache over weight updates, and with it keys of other scales; choose partial, or leave it out"),
     Rule(_VLLM + "calculate_kv_scales", lambda it: it.vllm.get("calculate_kv_scales"),
          "vLLM takes the scales of the weights at the start, and 1 after a wake-up; leave it out"),

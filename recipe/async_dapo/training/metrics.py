@@ -74,6 +74,7 @@ METRICS: dict[str, str] = {
     "partial/off_policy_token_ratio": "share of the batch's tokens from older policy versions [0-1]",
     "partial/resumed_groups": "groups continued from earlier steps [groups]",
     "partial/withheld_tokens": "too stale tokens taken out of the loss [tokens]",
+    "partial/found_tokens": "context tokens of continued requests that engines had kept [tokens]",
     "partial/reprefilled_tokens": "context tokens computed again for continued requests [tokens]",
     "partial/diverged_tokens": "recorded tokens dropped because a resumed agent loop took another way [tokens]",
     "partial/buffer_tokens": "tokens kept in unfinished groups for the next step [tokens]",
@@ -217,6 +218,7 @@ def _tokens(record: RoundRecord, *, trained_tok: int, withheld_tok: int) -> dict
         "tokens/filtered": ended[Verdict.FILTERED],
         "tokens/waste_ratio": _ratio(discarded, discarded + trained_tok),
         "partial/withheld_tokens": withheld_tok,
+        "partial/found_tokens": record.workers.found_tok,
         "partial/reprefilled_tokens": sum(record.workers.reprefilled_tok),
         "partial/diverged_tokens": diverged_tok,
     }

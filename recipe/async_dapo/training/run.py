@@ -108,6 +108,7 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path
         custom[CUSTOM_OPTIONS] = {
             "engine_timeout_s": options.engine_timeout_s,
             "delivery_tok": options.delivery_tok,
+            "host_kv_gib": options.host_kv_gib,
         }
     rollout = config.actor_rollout_ref.rollout
     most_per_server = server_calls(rollout.max_num_seqs * rollout.data_parallel_size) - 1

@@ -168,7 +168,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         return self.llm_server_manager.get_client(
             client_cls=AsyncDAPOLLMClient,
             cleanup_timeout_s=self.options.stop_timeout_s,
-            continues=self.options.rollout_strategy is RolloutStrategy.PARTIAL,
+            continues=self.options.rollout_strategy is RolloutStrategy.PARTIAL or self.options.host_kv_gib is not None,
+            has_old_kv=self.options.host_kv_gib is not None,
             drafts=SpeculativeConfig.of(rollout.engine_kwargs.vllm) is not None or own_head_drafts(rollout),
             **self._client_options(),
         )
@@ -279,7 +280,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         bypasses = self.config.algorithm.rollout_correction.bypass_mode
         with self._bypassing(False):
             batch = super()._compute_old_log_prob(batch, metrics)
-        self._newest += newest_tokens(batch, step=self.global_steps, keeps_kv=self.options.keeps_kv)
+        self._newest += newest_tokens(batch, step=self.global_steps, has_old_kv=self.options.has_old_kv)
         warning = judge(self._newest)
         self._has_judged_engines = warning is not None
         if warning:

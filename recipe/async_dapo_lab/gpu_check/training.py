@@ -52,6 +52,7 @@ class Case:
     overrides: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     kills_an_engine: bool = False  # after its first step
+    host_kv_gib: float | None = None  # in which KV outlives the sleep of engines
     steps: int = STEPS
 
 
@@ -75,6 +76,7 @@ def cases(device: str) -> Iterator[Case]:
         return
     for strategy in ("discard", "partial_stale_kv", "consistent"):
         yield Case(name=strategy, strategy=strategy)
+    yield Case(name="partial_stale_kv, host memory", strategy="partial_stale_kv", host_kv_gib=4.0)
     off = "++actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=False"
     yield Case(name="partial, no async scheduling", overrides=(off,))
     yield Case(name="partial, first model runner", environment={"VLLM_USE_V2_MODEL_RUNNER": "0"})
@@ -105,6 +107,8 @@ def judge_training(steps: Sequence[Step], ended: str, *, case: Case, bounds: Fre
             )
     if not any(_FRESH_RATIO in step for step in steps):
         return failed("no step has tokens of its own version", REPORT)
+    if case.host_kv_gib and not sum(step[keys.FOUND_TOK] for step in steps):
+        return failed("no continued request has found its KV in host memory", REPORT)
     lost, killed = steps[-1][keys.PREFIX + "load_balancer/lost_servers"], int(case.kills_an_engine)
     if lost != killed:
         return failed(
@@ -241,4 +245,5 @@ def _gpu_overrides(case: Case) -> Iterator[str]:
     yield f"{rollout}.gpu_memory_utilization=0.4"
     yield f"{rollout}.max_model_len={longest_tok}"
     yield f"{rollout}.max_num_seqs=256"
-    yield f"{rollout}.free_cache_engine={case.strategy != 'partial_stale_kv'}"
+    yield f"{rollout}.free_cache_engine={case.strategy != 'partial_stale_kv' or bool(case.host_kv_gib)}"
+    yield f"async_dapo.host_kv_gib={case.host_kv_gib or 'null'}"

@@ -24,6 +24,7 @@ class ServerConstants:
     prefill_flop_share: float = 0.15  # of peak, during prefill
     other_memory_gb: float = 5.0  # activations, CUDA graphs, communication buffers, per GPU
     stop_s: float = 0.05  # from the stop to idle engines
+    host_gb_s: float = 25.0  # of KV blocks to host memory, and back, per GPU
     link_gb_s: float = 25.0  # of new weights from the trainer's GPUs to engines on others, per GPU
     draft_step_ms: float = 3.0  # of a decode step with drafts, on the engine's host
     draft_request_ms: float = 0.05  # the same, per running request

@@ -7,6 +7,7 @@ start(group) -> n requests -> lease -> engine -> tokens recorded -> reward -> th
 
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Protocol
 
 from ...async_dapo.config.options import AsyncDAPOConfig
@@ -64,6 +65,7 @@ class GroupSimulation:
         self._tools = scenario.tools()
         self._answered_at_s: dict[tuple[str, int], float] = {}  # (group, session) -> when its tool answers
         self._resume_delay_s = resume_delay_s
+        self._again = 1.0 if options.host_kv_gib is None else scenario.copy_share  # prefill of continued requests
         self._policy_version = policy_version
         self._listener = listener
         self._running: dict[str, tuple[PromptGroup, int]] = {}  # with the trajectories that have not come to rest
@@ -121,14 +123,14 @@ class GroupSimulation:
             return
         turn_tok = self._tools.turn_left_tok(length_tok, done_tok)
         context_tok = self._scenario.prompt_len_tok + done_tok
+        prefill_tok = 0 if is_cached else context_tok
         if done_tok and not is_cached:
             self.reprefilled_tok += context_tok
+            prefill_tok = ceil(self._again * context_tok)
         out = _Out(group, trajectory, self._fleet.new_lease_id())
         self._fleet.send(
             out.lease_id,
-            Request(
-                owner=out, context_tok=context_tok, remaining_tok=turn_tok, prefill_tok=0 if is_cached else context_tok
-            ),
+            Request(owner=out, context_tok=context_tok, remaining_tok=turn_tok, prefill_tok=prefill_tok),
         )
 
     def _reattach(self, group: PromptGroup, trajectory: Trajectory, attachment: Attachment) -> None:

@@ -80,6 +80,16 @@ class Scenario:
         cost = cost if self.measured is None else self.measured.apply(cost)
         return cost.with_drafts(self._draft_cost()) if drafts else cost
 
+    @property
+    def copy_share(self) -> float:
+        """Of the prefill of a token: to copy its KV cache to host memory and back (`async_dapo.host_kv_gib`), as if its
+        engine did nothing else meanwhile. Above 1 it would be prefilled. All are taken to have room there.
+        """
+        bytes_per_s = 1e9 * self.constants.host_gb_s * self.tensor_parallel_size
+        copies_s = 2 * self.model.copied(self.tensor_parallel_size).kv_bytes_per_token / bytes_per_s
+        prefill_s = self.step_cost().prefill_token_s
+        return min(1.0, copies_s / prefill_s) if prefill_s else 0.0  # what was measured may hold it elsewhere
+
     def _draft_cost(self) -> DraftCost:
         if self.drafts_accepted is None:
             raise ConfigError("drafts_accepted", None, "say how many tokens of drafts are accepted in a step, e.g. 0.3")

@@ -1,0 +1,115 @@
+"""KV of interrupted requests in host memory: what is copied there, and that requests of a real engine go on with it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import RequestStatus
+from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
+
+from recipe.async_dapo.engines import host_kv
+from recipe.async_dapo.engines.host_kv import InterruptedBlocks
+
+from ..support.composed_runs import write_model
+from ..support.engine_program import seen_by
+
+BLOCK_TOK, KV_BLOCKS = 4, 65
+
+
+class Stops:
+    """Requests that stop and go on, without an engine: blocks of a KV cache whose hashes say whose they are."""
+
+    def __init__(self, room: int) -> None:
+        spec = FullAttentionSpec(block_size=BLOCK_TOK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        tensor = KVCacheTensor(size=KV_BLOCKS * spec.page_size_bytes, shared_by=["layer"])
+        config = KVCacheConfig(KV_BLOCKS, [tensor], [KVCacheGroupSpec(["layer"], spec)])
+        vllms = SimpleNamespace(
+            kv_events_config=None,
+            parallel_config=SimpleNamespace(decode_context_parallel_size=1, world_size=2),
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=64),
+            model_config=SimpleNamespace(max_model_len=1024),
+            max_in_flight_tokens=64,
+            speculative_config=None,
+        )
+        self.cache = BlockPool(KV_BLOCKS, enable_caching=True, hash_block_size=BLOCK_TOK)
+        self.copied = 0
+        self.blocks = InterruptedBlocks(
+            vllms, config, (1 + room) * spec.page_size_bytes, scheduler_block_size=4, hash_block_size=4
+        )
+        self.blocks.bind_gpu_block_pool(self.cache)
+
+    def stop(self, lengths: dict[str, int]) -> None:
+        """Requests are aborted with so many whole blocks, and the engine takes steps until it may sleep."""
+        for name, length in lengths.items():
+            held = self.cache.get_new_blocks(length + 1)
+            for block, block_hash in zip(held, self.hashes(name, length), strict=False):
+                block._block_hash = make_block_hash_with_group_id(block_hash, 0)
+            request = SimpleNamespace(
+                request_id=name,
+                status=RequestStatus.FINISHED_ABORTED,
+                num_computed_tokens=length * BLOCK_TOK + 3,
+                num_output_placeholders=1,
+                num_tokens=length * BLOCK_TOK + 3,
+                block_hashes=self.hashes(name, length),
+            )
+            self.blocks.request_finished_all_groups(request, ([block.block_id for block in held],))
+            self.cache.free_blocks(reversed(held))
+        while self.blocks.has_pending_stores():
+            meta = self.blocks.build_connector_meta(SimpleNamespace(preempted_req_ids=None))
+            self.copied += len(meta.store_gpu_blocks)
+            done = SimpleCPUOffloadWorkerMetadata({meta.store_event: 2} if meta.store_event >= 0 else {})
+            self.blocks.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=done))
+        assert self.cache.reset_prefix_cache(), "a block is held on: the engine could not sleep"
+
+    def found(self, name: str, length: int) -> int:
+        """Blocks that a request would be given back."""
+        hashes = self.hashes(name, length)
+        return self.blocks.cpu_coordinator.find_longest_cache_hit(hashes, length * BLOCK_TOK)[1] // BLOCK_TOK
+
+    @staticmethod
+    def hashes(name: str, length: int) -> list[bytes]:
+        return [f"{name} {k}".encode() for k in range(length)]
+
+
+LENGTHS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 8), max_size=5)
+
+
+@given(room=st.integers(1, 40), stops=st.lists(LENGTHS, min_size=1, max_size=6), at_once=st.integers(1, 9))
+def test_what_was_interrupted_last_is_in_host_memory_as_far_as_there_is_room(room, stops, at_once):
+    world = Stops(room)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_kv, "_AT_ONCE", at_once)
+        for lengths in stops:
+            known = {name: world.found(name, length) for name, length in lengths.items()}
+            copied = world.copied
+            world.stop(lengths)
+            found = {name: world.found(name, length) for name, length in lengths.items()}
+            assert sum(found.values()) == min(room, sum(lengths.values()))
+            assert all(found[name] >= known[name] for name in lengths), "copied blocks made way for others"
+            assert world.copied - copied == sum(found.values()) - sum(known.values()), "a block was copied twice"
+    assert world.blocks.cpu_block_pool.get_num_free_blocks() == room
+
+
+def test_given_sleep_and_new_weights_then_a_request_goes_on_with_its_own_blocks_and_no_other_meets_them(tmp_path):
+    ranks, room_blocks = 1, 1000
+    seen = seen_by("asleep_and_awake", write_model(tmp_path / "model"), ranks, room_blocks, timeout_s=300)
+    assert seen["emptied"] == [True] * 3
+    whole = [tok // 16 * 16 for tok in seen["context_tok"]]
+    room_tok = (room_blocks - 1) * 16
+    for fresh, own in seen["same_weights"]:
+        assert fresh["found_tok"] == 0
+        assert own["tokens"] == fresh["tokens"]
+        torch.testing.assert_close(own["log_probs"], fresh["log_probs"], rtol=0, atol=1e-5)
+    found = [own["found_tok"] for _, own in seen["same_weights"]]
+    assert sum(found) == min(sum(whole[:2]), room_tok)
+    fresh, own = seen["new_weights"]
+    assert (fresh["found_tok"], own["found_tok"]) == (0, found[0])
+    assert found[0] == 0 or abs(fresh["log_probs"][0] - own["log_probs"][0]) > 1e-4, "not with the old blocks"
+    assert seen["last"]["found_tok"] == min(whole[2], room_tok) > found[0]
+    assert seen["vllm_found_tok"] >= sum(found) + own["found_tok"] + seen["last"]["found_tok"]

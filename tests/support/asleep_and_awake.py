@@ -1,0 +1,112 @@
+"""vLLM's cache is emptied, as sleep does, between a request and the one that continues it, on our server with KV of
+interrupted requests in host memory.
+
+python -m tests.support.asleep_and_awake MODEL RANKS ROOM_BLOCKS
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import pytest
+import torch
+from verl.workers.rollout.replica import TokenOutput
+
+from recipe.async_dapo.engines.host_kv import transfer_config
+from recipe.async_dapo.engines.protocol import MORE
+from recipe.async_dapo.engines.server import AsyncDAPOServer
+
+from .scripted_engine import start_server
+from .waiting_at_a_pause import BLOCK_TOK, ENGINE, PROMPT, AsyncEngineArgs, AsyncLLM, vllms_own
+
+PARAMS = {"logprobs": True, "ignore_eos": True, "temperature": 0}
+LONG_TOK, SHORT_TOK = 900, 2 * BLOCK_TOK
+
+
+class Weights:
+    """Of a worker, which may be those of the next policy version."""
+
+    def change(self: Any) -> None:
+        with torch.no_grad():
+            for parameter in self.model_runner.model.parameters():
+                parameter.mul_(1.05)
+
+
+async def answer(
+    server: AsyncDAPOServer, context: list[int], name: str, most_tok: int = SHORT_TOK, **options: Any
+) -> dict[str, Any]:
+    """What a request has generated when it is over, or interrupted."""
+    output: TokenOutput = await server.generate(context, PARAMS | {"max_tokens": most_tok}, name, **options)
+    tokens, log_probs = list(output.token_ids), list(output.log_probs)
+    while output.stop_reason == MORE:
+        output = await server.reattach(name)
+        tokens, log_probs = tokens + output.token_ids, log_probs + output.log_probs
+    found_tok = output.extra_fields.get("num_cached_tokens")
+    return {"tokens": tokens, "log_probs": log_probs, "found_tok": found_tok}
+
+
+async def interrupted(server: AsyncDAPOServer, contexts: list[list[int]], name: str, **options: Any) -> list[Any]:
+    """Requests that are stopped when each has a few blocks."""
+    tasks = [
+        asyncio.create_task(answer(server, each, f"{name} {k}", LONG_TOK, **options)) for k, each in enumerate(contexts)
+    ]
+    for k in range(len(tasks)):
+        while (request := server._requests.get(f"{name} {k}")) is None:  # noqa: ASYNC110 (nobody says so)
+            await asyncio.sleep(0)
+        await request.has_piece.wait()
+    await asyncio.sleep(0.3)
+    await server.stop_generation()
+    return [await task for task in tasks]
+
+
+async def sleep_and_wake_up(engine: AsyncLLM, server: AsyncDAPOServer, version: int) -> bool:
+    """What vLLM's sleep and verl's wake-up do to the scheduler and the cache. Returns whether that was emptied."""
+    await engine.pause_generation(mode="abort", clear_cache=True)
+    is_empty = await engine.reset_prefix_cache(reset_connector=True)
+    await engine.resume_generation()
+    await server.set_global_steps(version)
+    await server.allow_generation()
+    return is_empty
+
+
+async def main(model: str, ranks: int, room_blocks: int) -> dict[str, Any]:
+    block_bytes = 2 * 2 * 2 * 16 * 4 * BLOCK_TOK
+    arguments = ENGINE | {
+        "max_num_seqs": 4,
+        "kv_transfer_config": transfer_config(room_blocks * block_bytes / 2**30, ranks),
+        "worker_extension_cls": f"{Weights.__module__}.Weights",
+    }
+    if ranks > 1:
+        arguments |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "mp"}
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **arguments))
+    server = start_server(pytest.MonkeyPatch(), engine, delivery_tok=8)
+    prompts = [[token + k for token in PROMPT] for k in range(2)]
+    begun = await interrupted(server, prompts, "begun")
+    contexts = [prompt + one["tokens"] for prompt, one in zip(prompts, begun, strict=True)]
+    emptied = [await sleep_and_wake_up(engine, server, 1)]
+    same_weights = [
+        [await answer(server, context, f"same {k} {began}", began=began) for began in (1, 0)]
+        for k, context in enumerate(contexts)
+    ]
+    await engine.collective_rpc("change")
+    emptied.append(await sleep_and_wake_up(engine, server, 2))
+    new_weights = [await answer(server, contexts[0], f"new {began}", began=began) for began in (2, 0)]
+    # Interrupted again, and continued again: what it has got since is found, too.
+    [longer] = await interrupted(server, contexts[:1], "longer", began=0)
+    emptied.append(await sleep_and_wake_up(engine, server, 3))
+    last = await answer(server, contexts[0] + longer["tokens"], "last", began=0)
+    found = vllms_own("external_prefix_cache_hits")
+    engine.shutdown()
+    return {
+        "emptied": emptied,
+        "context_tok": [*map(len, contexts), len(contexts[0] + longer["tokens"])],
+        "same_weights": same_weights,
+        "new_weights": new_weights,
+        "last": last,
+        "vllm_found_tok": found,
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))) + "\n")
