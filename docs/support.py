@@ -35,7 +35,7 @@ SUPPORT: tuple[tuple[str, str, str, str], ...] = (
     ("Option", "engines on GPUs of their own", END_TO_END, "e2e/test_separate.py"),
     ("Option", "a generative reward model in its own pool", BY_HAND, "8e-13"),
     ("Option", "a reward model on the trainer's GPUs", REFUSED, "reward.reward_model.enable=True"),
-    ("Option", "router replay, FSDP2", WORKER, "contract/test_route_replay.py"),
+    ("Option", "router replay, FSDP2", END_TO_END, _MODELS),
     ("Option", "router replay R3, Megatron, VeOmni", READ, _ENGINES),
 )
 

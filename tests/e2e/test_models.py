@@ -60,6 +60,7 @@ def run(family, folder) -> Run:
         f"actor_rollout_ref.rollout.max_model_len={PROMPT_TOK + assets.shape.max_response_tok}",
         "actor_rollout_ref.rollout.max_num_seqs=32",  # twice a batch: the stop leaves as many unfinished
         "async_dapo.max_staleness=3",
+        f"actor_rollout_ref.rollout.enable_rollout_routing_replay={make is qwen3_moe}",
         f"reward.custom_reward_function.path={folder}/reward.py",
         f"trainer.save_freq={SAVED_STEP}",
         "trainer.val_before_train=True",

@@ -1,7 +1,8 @@
-"""vLLM plugin: five places where the CPU build loses what a training run needs; each is mended once per process."""
+"""vLLM plugin: four places where the CPU build loses what a training run needs; each is mended once per process."""
 
 import os
 from functools import wraps
+from typing import Any
 
 import torch
 
@@ -13,9 +14,8 @@ def register() -> None:
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         _keep_weights_loadable()
         _keep_experts_loadable()
+        _tell_chosen_experts()
         _hand_temperatures_to_drafts()
-        _copy_blocks_without_streams()
-        _let_engines_sleep()
 
 
 def _keep_weights_loadable() -> None:
@@ -56,6 +56,49 @@ def _keep_experts_loadable() -> None:
     cpu_fused_moe.replace_parameter = keep_loader
 
 
+def _tell_chosen_experts() -> None:
+    """vLLM's CPU build chooses experts and computes them in one call, which vLLM refuses to read routes from. Its model
+    runner is imported in workers alone, which make the reader of routes.
+    """
+    from vllm.model_executor.layers.fused_moe.routed_experts_capturer import RoutedExpertsCapturer
+
+    original = RoutedExpertsCapturer.__init__
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def init(self: RoutedExpertsCapturer, *args: Any, **kwargs: Any) -> None:
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+        original(self, *args, **kwargs)
+        GPUModelRunner._bind_routed_experts_capturer = _read_choices
+
+    RoutedExpertsCapturer.__init__ = init
+
+
+def _read_choices(runner: Any, capturer: Any) -> None:
+    """A weight update makes the kernels anew: they are told apart by the layers that they are called with."""
+    from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+    from vllm.model_executor.layers.fused_moe.layer import MoERunner
+
+    runners = [module for module in runner.model.modules() if isinstance(module, MoERunner)]
+    numbers = {id(module.routed_experts): module.layer_id for module in runners}
+    choose, compute, number = cpu_fused_moe.select_experts, cpu_fused_moe.CPUFusedMOE.__call__, 0
+
+    def choose_and_tell(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, chosen = choose(*args, **kwargs)
+        capturer.capture(number, chosen)
+        return weights, chosen
+
+    def compute_layer(self: Any, layer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal number
+        number = numbers[id(layer)]
+        return compute(self, layer, *args, **kwargs)
+
+    cpu_fused_moe.select_experts = choose_and_tell
+    cpu_fused_moe.CPUFusedMOE.__call__ = compute_layer
+
+
 def _hand_temperatures_to_drafts() -> None:
     """Where drafts are verified, each request's temperature, top-k and top-p are repeated for its drafted tokens. The
     CPU build's kernel takes whole numbers: it is handed a converted copy, fills that, and leaves the caller's memory as
@@ -64,22 +107,6 @@ def _hand_temperatures_to_drafts() -> None:
     from vllm.utils import cpu_triton_utils
 
     cpu_triton_utils.expand_kernel = RepeatForDrafts()
-
-
-def _copy_blocks_without_streams() -> None:
-    """vLLM copies KV blocks to host memory on streams of an accelerator."""
-    from vllm.distributed.kv_transfer.kv_connector.v1 import simple_cpu_offload_connector
-
-    from .host_copies import CopiesAtOnce
-
-    simple_cpu_offload_connector.SimpleCPUOffloadWorker = CopiesAtOnce
-
-
-def _let_engines_sleep() -> None:
-    """vLLM refuses it on a CPU, where an engine that sleeps would keep its memory: all else of sleep it does."""
-    from vllm.platforms.cpu import CpuPlatform
-
-    CpuPlatform.is_sleep_mode_available = lambda _: True
 
 
 class RepeatForDrafts:
