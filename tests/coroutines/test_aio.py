@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.runtime.aio import LimitReached, TurnBatch, await_all, run_to_completion, within
+from recipe.async_dapo.runtime.aio import Gathered, LimitReached, await_all, run_to_completion, within
 
 from ..support.simulation import now_s
 
@@ -105,13 +105,25 @@ async def test_given_calls_awaited_together_when_cancelled_then_it_is_a_plain_ca
         await task
 
 
-async def test_given_items_added_in_one_turn_of_the_loop_then_they_are_sent_together_and_later_ones_apart() -> None:
+async def test_what_is_added_in_one_turn_of_the_loop_or_during_a_call_goes_together_and_all_get_its_answer() -> None:
     sent: list[list[str]] = []
-    batch = TurnBatch[str](sent.append)
-    batch.add("a"), batch.add("b")
-    assert sent == []
-    await asyncio.sleep(0)
-    batch.add("c")
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert sent == [["a", "b"], ["c"]]
+
+    async def send(items: list[str]) -> str:
+        sent.append(items)
+        await asyncio.sleep(1)
+        if "broken" in items:
+            raise ValueError(items)
+        return "".join(items)
+
+    calls = Gathered[str, str](send)
+    asked = [asyncio.create_task(calls.ask(item)) for item in "abc"]
+    await asyncio.sleep(0.5)
+    asked += [asyncio.create_task(calls.ask(item)) for item in ("d", "broken")]
+    await asyncio.sleep(0.1)
+    asked[0].cancel(), asked[4].cancel()
+    await asyncio.wait(asked)
+    assert sent == [["a", "b", "c"], ["d", "broken"]]
+    assert asked[1].result() == "abc" and isinstance(asked[3].exception(), ValueError)
+    calls.add("broken")
+    await asyncio.sleep(1.5)
+    assert await calls.ask("e") == "e", "it goes on after a call that failed"

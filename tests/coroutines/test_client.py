@@ -31,7 +31,7 @@ from ..support.scripted_engine import ScriptedEngine, start_server
 from ..support.simulation import Suspensions, at_each, now_s, settle, simulate
 
 
-async def test_a_turn_costs_a_call_for_its_lease_and_an_unawaited_one_to_give_it_back_and_none_from_the_record():
+async def test_a_turn_costs_a_call_for_its_lease_and_an_unawaited_one_to_return_it_and_none_from_the_record():
     it = world()
     output = await it.generate()
     assert_whole(output)
@@ -40,18 +40,18 @@ async def test_a_turn_costs_a_call_for_its_lease_and_an_unawaited_one_to_give_it
     assert output.num_preempted is None, "these servers do not say"
     await it.is_quiet()
     assert (await it.generate()).token_ids == output.token_ids
-    assert [method for method, _, _ in it.balancer_handle.calls] == ["lease", "server", "give_back"]
+    assert [method for method, _, _ in it.balancer_handle.calls] == ["exchange", "server", "exchange"]
     await it.client.generate("request", prompt_ids=[8], sampling_params={"logprobs": True})
     await settle()
-    assert [method for method, _, _ in it.balancer_handle.calls[3:]] == ["lease", "give_back"]
+    assert [method for method, _, _ in it.balancer_handle.calls[3:]] == ["exchange", "exchange"]
 
 
 async def test_given_a_prompt_group_when_a_request_is_sent_then_the_load_balancer_is_told_whose_answer_it_generates():
     it = world()
     current_recorder.set(Recorder(trajectory=Trajectory(session_id=3), prompt_uid="group"))
     await it.client.generate("request", prompt_ids=[7], sampling_params={})
-    [(_, arguments, _)] = [call for call in it.balancer_handle.calls if call[0] == "lease"]
-    assert arguments[2] == "group"
+    method, ([request], returned), _ = it.balancer_handle.calls[0]
+    assert (method, request.group, returned) == ("exchange", "group", [])
 
 
 @pytest.mark.parametrize("name", ["min_p", "logit_bias", "stop"])

@@ -12,6 +12,7 @@ import pytest
 
 from recipe.async_dapo.config.options import FilterConfig
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
+from recipe.async_dapo.core.balance import Requested, Returned
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.rollout.call_runner import CallRunner
 from recipe.async_dapo.training.checkpoints import from_frames, to_frames
@@ -190,18 +191,16 @@ def test_given_more_answers_a_prompt_than_in_training_when_validated_then_no_mor
     cluster.manager.config.actor_rollout_ref.rollout.val_kwargs.n = n = 8
     held: set[str] = set()
     most = 0
-    lease = cluster.balancer.lease
+    exchange = cluster.balancer.exchange
 
-    async def counted(request_id: str, lease_id: str, *tokens: int) -> str | None:
+    async def counted(requests: list[Requested], returned: list[Returned]) -> dict[str, str | None]:
         nonlocal most
-        held.add(lease_id)
+        held.difference_update(one.lease_id for one in returned)
+        held.update(one.lease_id for one in requests)
         most = max(most, len(held))
-        try:
-            return await lease(request_id, lease_id, *tokens)
-        finally:
-            held.discard(lease_id)
+        return await exchange(requests, returned)
 
-    cluster.balancer.lease = counted
+    cluster.balancer.exchange = counted
     assert len(cluster.validate(6).keys) == 6 * n
     lanes, limit = cluster.options.num_workers * cluster.options.max_concurrent_prompts, 12
     assert cluster.options.lanes_hold == limit

@@ -10,7 +10,7 @@ from recipe.async_dapo.engines.lives import EngineLives
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.engines.server_actor import ServerActor
 
-from ..support.balancer_world import acquire, balancer, handles, is_quiet, release
+from ..support.balancer_world import acquire, balancer, handles, is_quiet, lease, release
 from ..support.client_world import LENGTH_TOK, assert_whole, world
 from ..support.fakes import FakeHandle, ScriptedServer, token_at
 from ..support.router import router_options
@@ -57,7 +57,7 @@ class Operated:
             await self.balancer.stop()
             assert all(handle.target.is_stopped for handle in await self.registered)
             if await self.registered:
-                assert await self.balancer.lease("request", f"late-{number}") is None
+                assert await lease(self.balancer, f"late-{number}") is None
                 await release(self.balancer, f"late-{number}")
             await asyncio.sleep(self.random.uniform(0, 3))
             await self.balancer.open()
@@ -102,7 +102,7 @@ async def test_given_anything_at_any_time_when_all_is_released_then_nothing_leak
 ) -> None:
     """Requests, cancellations, releases in any order, stops, and all that may become of servers, at random times."""
     it = Operated(Random(number), pause_mode)
-    await it.balancer.lease("request", "frozen")
+    await lease(it.balancer, "frozen")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(it.stop_and_open())
         tasks.create_task(it.lose_servers())
@@ -122,7 +122,7 @@ async def test_given_requests_of_a_group_when_siblings_are_to_be_kept_together_t
 ) -> None:
     lb = balancer("abcd", capacity=64, keeps_siblings=keeps_siblings)
     names = [f"lease-{k}" for k in range(4)]
-    assert len({await lb.lease(f"trajectory-{name}", name, group="group") for name in names}) == servers
+    assert len({await lease(lb, name, request_id=f"trajectory-{name}", group="group") for name in names}) == servers
     await release(lb, *names)
 
 
@@ -143,11 +143,11 @@ async def test_given_4096_waiters_when_a_lease_is_released_then_the_next_one_has
 
 async def test_given_a_lease_that_waits_when_the_same_one_is_requested_again_then_the_first_is_not_harmed() -> None:
     lb = balancer("a")
-    await lb.lease("request", "holder")
+    await lease(lb, "holder")
     first = acquire(lb, "lease")
     await settle()
     with pytest.raises(AssertionError, match="requested twice"):
-        await lb.lease("request", "lease")
+        await lease(lb, "lease")
     await release(lb, "holder")
     assert await first is not None
     await release(lb, "lease")
@@ -157,7 +157,7 @@ async def test_given_a_lease_that_waits_when_the_same_one_is_requested_again_the
 async def test_statistics_are_since_they_were_taken_without_voided_waiters_and_the_time_between_rounds(monkeypatch):
     monkeypatch.setattr("recipe.async_dapo.engines.load_balancer.time.monotonic", asyncio.get_running_loop().time)
     lb = balancer("a")
-    await lb.lease("request", "first")
+    await lease(lb, "first")
     frozen, voided = acquire(lb, "frozen"), acquire(lb, "voided")
     await asyncio.sleep(3)
     await release(lb, "first")

@@ -32,6 +32,7 @@ def test_the_share_is_of_the_time_up_to_the_last_look(monkeypatch: pytest.Monkey
     meter = report.CpuMeter()
     meter.begin()
     now.update(s=110.0, used_s=15.0)
+    meter.begin()  # with each further step
     meter.look()
     now["s"] = 150.0  # the run ends, and is cleared up
     assert meter.share == 0.5

@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from recipe.async_dapo.core.balance import Returned
+from recipe.async_dapo.core.balance import Requested, Returned
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.engine_requests import EngineRequests
 from recipe.async_dapo.rollout.manager import RolloutError
@@ -49,19 +49,18 @@ def test_given_4096_waiters_when_a_lease_is_released_then_the_release_is_not_beh
     balancer = start_balancer(start_servers(1), capacity=1)
 
     async def main() -> None:
-        assert await balancer.lease.remote("request", "holder") is not None
-        waiters = [asyncio.ensure_future(resolve(balancer.lease.remote("request", f"lease-{k}"))) for k in range(MANY)]
+        leases = [Requested(lease_id=f"lease-{k}", request_id="request") for k in range(1 + MANY)]
+        assert list(await balancer.exchange.remote(leases, [])) == ["lease-0"]
+        waiters = [asyncio.ensure_future(resolve(balancer.granted.remote(one.lease_id))) for one in leases[1:]]
 
         async def all_wait() -> bool:
             return (await balancer.get_status.remote())["queued"] == MANY
 
         await eventually(all_wait)
-        await balancer.give_back.remote([Returned(lease_id="holder")])
-        # Ray may start calls of a burst in another order than they were made: any waiter can be the first in line.
-        served, waiting = await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
-        assert [waiter.result() is not None for waiter in served] == [True]
+        await balancer.exchange.remote([], [Returned(lease_id="lease-0")])
+        assert await waiters[0] is not None
         await balancer.stop.remote()
-        assert await await_all(waiting) == [None] * (MANY - 1)
+        assert await await_all(waiters[1:]) == [None] * (MANY - 1)
 
     within_patience(main())
 

@@ -8,6 +8,20 @@ from .leases import Grant, LeaseTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Requested:
+    """A lease that is asked for.
+
+    Attributes:
+        request_id: those with the same go to the same server, while that is not too full.
+        group: whose answer is generated.
+    """
+
+    lease_id: str
+    request_id: str
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
     """A lease that is given back."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -11,9 +12,9 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.workers.rollout.replica import TokenOutput
 
 from ..calls import append_routes, append_tokens
-from ..core.balance import Returned
+from ..core.balance import Requested, Returned
 from ..core.trajectory import Attachment, Turn
-from ..runtime.aio import RECONNECT_S, TurnBatch, resolve, run_to_completion
+from ..runtime.aio import RECONNECT_S, Gathered, resolve, run_to_completion
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, counts_of, extra_of
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class EngineRequests:
         self._balancer = balancer
         self._cleanup_timeout_s = cleanup_timeout_s
         self._rolling = rolling
-        self._releases = TurnBatch[Returned](balancer.give_back.remote)
+        self._leases = Gathered[Requested | Returned, dict[str, str | None]](self._exchange)
         self._servers: dict[str, ActorHandle] = {}
 
     async def advance(
@@ -94,7 +95,7 @@ class EngineRequests:
         finally:
             if not keeps_lease:
                 load = None if output is None else extra_of(output)["load"]
-                self._releases.add(Returned(lease_id=lease_id, server_id=server_id, load=load))
+                self._leases.add(Returned(lease_id=lease_id, server_id=server_id, load=load))
         if keeps_lease:
             turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
         if output.stop_reason not in (ABORTED, PAUSED, UNKNOWN):
@@ -123,9 +124,15 @@ class EngineRequests:
         if attachment is not None:
             return await self._balancer.server_of.remote(lease_id)
         try:
-            return await self._balancer.lease.remote(request_id, lease_id, group)
+            decided = await self._leases.ask(Requested(lease_id=lease_id, request_id=request_id, group=group))
+            return decided[lease_id] if lease_id in decided else await self._balancer.granted.remote(lease_id)
         except RayTaskError as error:
             raise EnginesUnavailable(str(error.cause)) from error
+
+    async def _exchange(self, items: Sequence[Requested | Returned]) -> dict[str, str | None]:
+        requests = [item for item in items if isinstance(item, Requested)]
+        returned = [item for item in items if isinstance(item, Returned)]
+        return await self._balancer.exchange.remote(requests, returned)
 
     async def _server(self, server_id: str) -> ActorHandle | None:
         """The handle of a server, asked for once; None if it has been removed."""

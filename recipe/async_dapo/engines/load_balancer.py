@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from ..core.balance import Balance, Returned
+from ..core.balance import Balance, Requested, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS, Grant
 from ..core.summed import Summed
@@ -67,7 +67,7 @@ class GlobalLoadBalancer:
     """Requests go to the least loaded server; FIFO waiters; named leases, idempotent release. No server has more than
     `max_loads_per_server`, or than its engine has capacity for: see `Balance`.
 
-    A queued request is voided by `stop`: its `lease` returns None, and the caller gives its trajectory back.
+    A queued request is voided by `stop`: its caller is told so, and gives its trajectory back.
 
     Args:
         servers: server id -> vLLM server actor.
@@ -88,51 +88,55 @@ class GlobalLoadBalancer:
         self._released = asyncio.Event()  # replaced whenever a lease comes back
         self._meter = _InflightMeter()
 
-    async def lease(self, request_id: str, lease_id: str, group: str | None = None) -> str | None:
-        """Lease a server under `lease_id`, waiting for one if need be; requests with the same id go to the same server,
-        while that is not too full.
-
-        Args:
-            group: whose answer it is.
+    async def exchange(self, requests: Sequence[Requested], returned: Sequence[Returned]) -> dict[str, str | None]:
+        """Take leases back, with what was learned while they were held; then lease a server to each request. To return
+        a lease twice, or before its request arrives, is harmless.
 
         Returns:
-            The server's id, see `server`; None if generation was stopped first, or the lease was released first.
+            Lease -> the server's id, see `server`; None if generation has stopped, or the lease was returned before.
+            Those that are queued are left out: see `granted`.
 
         Raises:
-            RuntimeError: if there is no server at all.
+            RuntimeError: if a server is asked for and there is none at all.
         """
+        for lease in returned:
+            if (waiter := self._waiters.pop(lease.lease_id, None)) is not None and not waiter.done():
+                waiter.set_result(None)
+            self._take_back(lease)
         if not self._is_open:
-            return None
-        if not self._lives.alive:
+            return {request.lease_id: None for request in requests}
+        if requests and not self._lives.alive:
             raise self._no_server_left()
-        waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._meter.note(self._table.total_inflight)
-        grants = self._balance.request(lease_id, request_id, group=group)
-        self._waiters[lease_id] = waiter
-        try:
+        decided: dict[str, str | None] = {}
+        for request in requests:
+            lease_id = request.lease_id
+            self._meter.note(self._table.total_inflight)
+            grants = self._balance.request(lease_id, request.request_id, group=request.group)
+            self._waiters[lease_id] = waiter = asyncio.get_running_loop().create_future()
             self._deliver(grants)
-            if not waiter.done() and not self._table.is_queued(lease_id):
-                return None  # released before it was requested
+            if not self._table.is_queued(lease_id):
+                decided[lease_id] = waiter.result() if waiter.done() else None
+                del self._waiters[lease_id]
+        return decided
+
+    async def granted(self, lease_id: str) -> str | None:
+        """Wait for a server for a request that is queued. Returns and raises as `exchange`."""
+        if (waiter := self._waiters.get(lease_id)) is None:
+            return None
+        try:
             server_id = await waiter
         except asyncio.CancelledError:
             self._take_back(Returned(lease_id=lease_id))
             raise
         finally:
-            del self._waiters[lease_id]
-        if server_id is not None:
-            self._meter.acquired += 1
+            self._waiters.pop(lease_id, None)
+        if server_id is None and not self._lives.alive:
+            raise self._no_server_left()
         return server_id
 
     async def server(self, server_id: str) -> ActorHandle | None:
         """For clients to keep: to send a handle with every lease would cost more than the lease. None if it is gone."""
         return self._lives.alive.get(server_id)
-
-    async def give_back(self, leases: Sequence[Returned]) -> None:
-        """With what was learned while they were held. Twice, or before the request arrives, is harmless."""
-        for returned in leases:
-            if returned.lease_id in self._waiters:
-                self._answer(returned.lease_id, None)
-            self._take_back(returned)
 
     async def server_of(self, lease_id: str) -> str | None:
         """Where a request that was frozen in its engine is; None if its server is gone."""
@@ -234,8 +238,7 @@ class GlobalLoadBalancer:
         self._note_release()
         if not self._lives.alive:
             for lease_id in self._table.withdraw_queued():
-                if not self._waiters[lease_id].done():
-                    self._waiters[lease_id].set_exception(self._no_server_left())
+                self._answer(lease_id, None)
 
     def _no_server_left(self) -> RuntimeError:
         return RuntimeError(f"{_NO_SERVERS}: no engine is left: {'; '.join(self._lives.lost.values()) or 'none began'}")
@@ -246,8 +249,9 @@ class GlobalLoadBalancer:
         self._meter.inflight_max = max(self._meter.inflight_max, self._table.total_inflight)
 
     def _answer(self, lease_id: str, server_id: str | None) -> None:
-        if not self._waiters[lease_id].done():  # a call that was cancelled gives its lease back itself
-            self._waiters[lease_id].set_result(server_id)
+        if not (waiter := self._waiters[lease_id]).done():  # a call that was cancelled gives its lease back itself
+            waiter.set_result(server_id)
+            self._meter.acquired += server_id is not None
 
     def _take_back(self, returned: Returned) -> None:
         self._meter.note(self._table.total_inflight)

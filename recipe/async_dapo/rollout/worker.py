@@ -20,7 +20,7 @@ from ..core.round import GroupEvent, RoundSpec
 from ..core.round_groups import WaitingGroup
 from ..core.trajectory import PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
-from ..runtime.aio import TurnBatch
+from ..runtime.aio import Gathered
 from ..runtime.logs import show_logs
 from ..runtime.shipping import localise
 from ..runtime.verl_version import check_versions
@@ -127,9 +127,9 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         return WorkerReport() if self._rollout is None else self._rollout.take_report()
 
     def _group_rollout(self, spec: RoundSpec, scorer: RewardScorer) -> GroupRollout:
-        """What runs the groups of this round. It tells the coordinator what happens, in one call a turn of the loop."""
+        """What runs the groups of this round. It tells the coordinator what happens, in gathered calls."""
         report = self._coordinator.report_progress.remote
-        events = TurnBatch[tuple[str, GroupEvent]](lambda events: report(spec.round_id, events))
+        events = Gathered[tuple[str, GroupEvent], None](lambda events: report(spec.round_id, events))
         return GroupRollout(
             self._loop_runner(spec),
             scorer,

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 RECONNECT_S = 1.0  # pause before an actor that could not be reached is called again
 
@@ -82,22 +83,44 @@ async def await_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-class TurnBatch(Generic[T]):
-    """What is added in the same turn of the event loop is sent in one call: a stop ends hundreds of requests at once.
+class Gathered(Generic[T, R]):
+    """Calls that are made one at a time. What is added in the same turn of the event loop, or while a call is under
+    way, goes together in the next one: the busier the callee, the fewer the calls.
 
     Args:
-        send: called with all items, in order; its result is not awaited.
+        call: is given all items, in order.
     """
 
-    def __init__(self, send: Callable[[list[T]], Any]) -> None:
-        self._send = send
+    def __init__(self, call: Callable[[list[T]], Awaitable[R]]) -> None:
+        self._call = call
         self._items: list[T] = []
+        self._answer: asyncio.Future[R] | None = None  # of the call that these items go with
+        self._calling: asyncio.Task[None] | None = None
 
     def add(self, item: T) -> None:
-        if not self._items:
-            asyncio.get_running_loop().call_soon(self._flush)
+        """What becomes of its call is not told."""
         self._items.append(item)
+        if self._calling is None:
+            self._calling = asyncio.create_task(self._make_calls(), name="remote calls")
 
-    def _flush(self) -> None:
-        items, self._items = self._items, []
-        self._send(items)
+    async def ask(self, item: T) -> R:
+        """What the call returns, or raises, for all items that go with this one."""
+        self.add(item)
+        if self._answer is None:
+            self._answer = asyncio.get_running_loop().create_future()
+            self._answer.add_done_callback(lambda answer: answer.exception())  # they may all have been cancelled
+        return await asyncio.shield(self._answer)
+
+    async def _make_calls(self) -> None:
+        while self._items:
+            items, answer = self._items, self._answer
+            self._items, self._answer = [], None
+            try:
+                result = await self._call(items)
+            except Exception as error:
+                if answer is not None:
+                    answer.set_exception(error)
+            else:
+                if answer is not None:
+                    answer.set_result(result)
+        self._calling = None

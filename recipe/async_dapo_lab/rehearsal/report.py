@@ -263,9 +263,10 @@ class CpuMeter:
                 pass
 
     def begin(self) -> None:
-        """What is used from now on counts."""
-        self.look()
-        self._began = self._looked_s, sum(self._used_s.values())
+        """What is used from the first call on counts."""
+        if self._began is None:
+            self.look()
+            self._began = self._looked_s, sum(self._used_s.values())
 
     @property
     def share(self) -> float:

@@ -96,7 +96,7 @@ def _run(overrides: Sequence[str], folder: Path) -> Ended:
         with process:
             while process.exit_code is None:
                 process.watch(_WATCH_S)
-                if metrics.read_new() and metrics.trained_steps == 1:
+                if metrics.read_new() and metrics.trained_steps:
                     meter.begin()
                 meter.look()
     if process.exit_code != 0 or not metrics.trained_steps:
