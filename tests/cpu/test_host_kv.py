@@ -96,8 +96,12 @@ def test_what_was_interrupted_last_is_in_host_memory_as_far_as_there_is_room(roo
     assert world.blocks.cpu_block_pool.get_num_free_blocks() == room
 
 
-def test_given_sleep_and_new_weights_then_a_request_goes_on_with_its_own_blocks_and_no_other_meets_them(tmp_path):
-    ranks, room_blocks = 1, 1000
+@pytest.mark.parametrize(
+    ("ranks", "room_blocks"), [(1, 1000), pytest.param(2, 9, marks=pytest.mark.nightly)], ids=["one rank", "two, full"]
+)
+def test_given_sleep_and_new_weights_then_a_request_goes_on_with_its_own_blocks_and_no_other_meets_them(
+    tmp_path, ranks, room_blocks
+):
     seen = seen_by("asleep_and_awake", write_model(tmp_path / "model"), ranks, room_blocks, timeout_s=300)
     assert seen["emptied"] == [True] * 3
     whole = [tok // 16 * 16 for tok in seen["context_tok"]]
@@ -111,5 +115,5 @@ def test_given_sleep_and_new_weights_then_a_request_goes_on_with_its_own_blocks_
     fresh, own = seen["new_weights"]
     assert (fresh["found_tok"], own["found_tok"]) == (0, found[0])
     assert found[0] == 0 or abs(fresh["log_probs"][0] - own["log_probs"][0]) > 1e-4, "not with the old blocks"
-    assert seen["last"]["found_tok"] == min(whole[2], room_tok) > found[0]
+    assert seen["last"]["found_tok"] == min(whole[2], room_tok) >= found[0]
     assert seen["vllm_found_tok"] >= sum(found) + own["found_tok"] + seen["last"]["found_tok"]

@@ -142,7 +142,7 @@ def start_server(
             prompt_length=1,
             response_length=500,
             full_determinism=False,
-            enable_rollout_routing_replay=True,
+            enable_rollout_routing_replay=isinstance(engine, ScriptedEngine),  # vLLM gives them of experts alone
             mtp=None,
             custom={CUSTOM_OPTIONS: {"delivery_tok": delivery_tok}},
             get=lambda key, default: default,
