@@ -1,4 +1,4 @@
-"""vLLM plugin: four places where the CPU build loses what a training run needs; each is mended once per process."""
+"""vLLM plugin: six places where the CPU build loses what a training run needs; each is mended once per process."""
 
 import os
 from functools import wraps
@@ -16,6 +16,8 @@ def register() -> None:
         _keep_experts_loadable()
         _tell_chosen_experts()
         _hand_temperatures_to_drafts()
+        _copy_blocks_without_streams()
+        _let_engines_sleep()
 
 
 def _keep_weights_loadable() -> None:
@@ -107,6 +109,22 @@ def _hand_temperatures_to_drafts() -> None:
     from vllm.utils import cpu_triton_utils
 
     cpu_triton_utils.expand_kernel = RepeatForDrafts()
+
+
+def _copy_blocks_without_streams() -> None:
+    """vLLM copies KV blocks to host memory on streams of an accelerator."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import simple_cpu_offload_connector
+
+    from .host_copies import CopiesAtOnce
+
+    simple_cpu_offload_connector.SimpleCPUOffloadWorker = CopiesAtOnce
+
+
+def _let_engines_sleep() -> None:
+    """vLLM refuses it on a CPU, where an engine that sleeps would keep its memory: all else of sleep it does."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    CpuPlatform.is_sleep_mode_available = lambda _: True
 
 
 class RepeatForDrafts:
