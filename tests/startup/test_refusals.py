@@ -89,6 +89,8 @@ rollout.tensor_model_parallel_size=2 -> trainer.n_gpus_per_node=2
 async_dapo.rollout_strategy=partial_stale_kv -> rollout.free_cache_engine=False
 async_dapo.host_kv_gib=1 -> async_dapo.rollout_strategy=partial_stale_kv
 host_kv rollout.enable_prefix_caching=False -> rollout.enable_prefix_caching=True
+host_kv rollout.data_parallel_size=2 -> rollout.data_parallel_size=1
+host_kv rollout.enable_rollout_routing_replay=True -> rollout.enable_rollout_routing_replay=False
 host_kv vllm.kv_transfer_config={kv_connector:a} -> vllm.kv_transfer_config=null
 host_kv vllm.kv-offloading-size=4 -> vllm.kv-offloading-size=null
 host_kv vllm.decode_context_parallel_size=2 -> vllm.decode_context_parallel_size=1
