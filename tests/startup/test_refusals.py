@@ -96,6 +96,7 @@ host_kv vllm.kv-offloading-size=4 -> vllm.kv-offloading-size=null
 host_kv vllm.decode_context_parallel_size=2 -> vllm.decode_context_parallel_size=1
 +rollout.enable_sleep_mode=False -> rollout.free_cache_engine=False
 megatron rollout.enable_rollout_routing_replay=True -> actor.megatron.router_replay.mode=R3
+replay vllm.decode_context_parallel_size=2 -> rollout.enable_rollout_routing_replay=False
 megatron actor.megatron.router_replay.mode=R3 -> rollout.enable_rollout_routing_replay=True
 model_engine=veomni actor.veomni.router_replay.mode=R3 -> rollout.enable_rollout_routing_replay=True
 rollout.moe_load_balance_metrics_interval=1 -> rollout.enable_rollout_routing_replay=True
@@ -160,6 +161,7 @@ SHORT = {
     "head": "model.mtp.enable=True model.mtp.enable_rollout=True",
     "stale_kv": "async_dapo.rollout_strategy=partial_stale_kv rollout.free_cache_engine=False",
     "host_kv": "async_dapo.rollout_strategy=partial_stale_kv async_dapo.host_kv_gib=1",
+    "replay": "rollout.enable_rollout_routing_replay=True",
     "reward_model": "reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True "
     "reward.reward_model.rollout.free_cache_engine=False",
     "overlong": "overlong.enable=True overlong.len=8",

@@ -387,6 +387,10 @@ RULES: tuple[Rule, ...] = (
          lambda it: it.rollout.enable_rollout_routing_replay and it.replays not in (None, "R3"),
          "engines would tell which experts they took, and nobody would take the same; set "
          f"{_ACTOR}{{it.model_engine}}.router_replay.mode=R3, or False"),
+    Rule(_VLLM + "decode_context_parallel_size",
+         lambda it: it.rollout.enable_rollout_routing_replay
+         and it.vllm.get("decode_context_parallel_size") not in (None, 1),
+         f"vLLM does not tell experts then; leave it out, or set {_ROLLOUT}enable_rollout_routing_replay=False"),
     *(Rule(f"{_ACTOR}{engine}.router_replay.mode",
            partial(lambda it, own: it.replays == "R3" and it.model_engine == own
                    and not it.rollout.enable_rollout_routing_replay, own=engine),
