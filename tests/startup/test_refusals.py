@@ -330,6 +330,7 @@ def test_the_client_knows_how_requests_go_on_and_whatever_drafts(run, overrides,
     trainer.options = AsyncDAPOConfig.from_hydra(trainer.config)
     trainer.llm_server_manager = SimpleNamespace(get_client=lambda **arguments: arguments)
     assert {name for name, value in trainer.get_llm_client().items() if value is True} == known
+    assert trainer.options.load_balancer(most_per_server=1)["balance"]["keeps_kv"] is ("has_old_kv" in known)
 
 
 @pytest.mark.parametrize(
