@@ -112,14 +112,15 @@ def test_given_sleep_and_new_weights_then_a_request_goes_on_with_its_own_blocks_
 ):
     seen = seen_by("asleep_and_awake", write_model(tmp_path / "model"), ranks, room_blocks, timeout_s=300)
     assert seen["emptied"] == [True] * 3
-    whole = [tok // 16 * 16 for tok in seen["context_tok"]]
+    whole = [(tok - 1) // 16 * 16 for tok in seen["context_tok"]]  # the last token is computed in any case
     room_tok = (room_blocks - 1) * 16
     for fresh, own in seen["same_weights"]:
         assert fresh["found_tok"] == 0
         assert own["tokens"] == fresh["tokens"]
         torch.testing.assert_close(own["log_probs"], fresh["log_probs"], rtol=0, atol=1e-5)
     found = [own["found_tok"] for _, own in seen["same_weights"]]
-    assert sum(found) == min(sum(whole[:2]), room_tok)
+    # Where all is full, the last block may end with a token that was computed and is in no answer.
+    assert min(sum(whole[:2]), room_tok) - sum(found) in ((0,) if room_tok > sum(whole[:2]) else (0, 16))
     fresh, own = seen["new_weights"]
     assert (fresh["found_tok"], own["found_tok"]) == (0, found[0])
     assert found[0] == 0 or abs(fresh["log_probs"][0] - own["log_probs"][0]) > 1e-4, "not with the old blocks"
