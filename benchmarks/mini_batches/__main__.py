@@ -1,4 +1,6 @@
-"""Seconds of a step's updates on two training ranks, by verl's cut of a step and by ours: `python -m benchmarks.mini_batches`.
+"""Seconds of a step's updates on two training ranks, by verl's cut of a step and by ours.
+
+python -m benchmarks.mini_batches
 
 verl's own FSDP worker (CPU, gloo, float32, a thread a rank), a small model, and steps of four mini-batches whose
 lengths are log-normal. The cuts take turns, on the same trajectories. *By name* has our mini-batches, and each rank
@@ -56,9 +58,7 @@ def make_step(seed: int) -> TensorDict:
         "advantages": [torch.full((len(row),), float(rng.normal())) for row in responses],
     }
     nested = {name: torch.nested.as_nested_tensor(values, layout=torch.jagged) for name, values in rows.items()}
-    return TensorDict(
-        {**nested, "multi_modal_inputs": NonTensorStack(*({} for _ in ids))}, batch_size=[len(ids)]
-    )
+    return TensorDict({**nested, "multi_modal_inputs": NonTensorStack(*({} for _ in ids))}, batch_size=[len(ids)])
 
 
 def orders(work: Sequence[int], seed: int) -> dict[str, list[int]]:

@@ -172,8 +172,8 @@ class _Rows(list[dict[str, Any]]):
 
 
 def _read_by_verl(config: DictConfig, key: str, prompts: _Prompts) -> _Sample:
-    """Rows at equal distances, the first one of each data source, the first that lacks something; the longest ones, too,
-    where verl filters nothing.
+    """Rows at equal distances, the first of each data source, and the first that lacks something; where verl filters
+    nothing, the longest, too.
 
     Raises:
         ConfigError: with what went wrong in verl's code, or in a data set class of the user's.
@@ -323,7 +323,7 @@ def _check_lengths(
     if kept == len(rows):
         if config.data.filter_overlong_prompts or len(rows) == sample.rows:
             return ""
-        return f"{sample.key}: {len(rows)} of {sample.rows:,} prompts are checked, with the longest texts, for their length"
+        return f"{sample.key}: {len(rows)} of {sample.rows:,} prompts, with the longest texts, are checked for length"
     about = "" if len(rows) == sample.rows else "about "
     remaining = available * kept / len(rows)
     why = f"longer than {_LIMIT}={limit_tok}, up to {longest[0]} {prompts.unit}"
