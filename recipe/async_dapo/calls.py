@@ -68,6 +68,7 @@ class Recorder:
     calls_s: float = 0.0  # of the calls whose answers the loop has, in whatever round they were made
     given_up: Exception | None = None  # why the trajectory cannot go on, even if its loop swallows errors
     _same_calls: Counter[tuple[int, str, str]] = field(default_factory=Counter)  # asked for in this run of the loop
+    _inherits: bool = False  # the last turn that was asked for has the routes of the one before
 
     def begin_round(self, trajectory: Trajectory, *, runner: Any, limit_tok: int | None) -> None:
         """A loop starts, or goes on where it was suspended, with the record that has come back."""
@@ -92,8 +93,9 @@ class Recorder:
         turns = self.trajectory.turns
         if self.next_turn < len(turns) and turns[self.next_turn].prompt_digest != digest:
             self.drop_rest()
+        routes = _routes_before(turns[self.next_turn - 1], prompt_ids, pictures) if self.next_turn else None
+        self._inherits = routes is not None
         if self.next_turn == len(turns):
-            routes = _routes_before(turns[-1], prompt_ids, pictures) if turns else None
             turns.append(Turn(prompt_digest=digest, prompt_len_tok=len(prompt_ids), routes=routes))
         self.next_turn += 1
         return turns[self.next_turn - 1]
@@ -119,9 +121,10 @@ class Recorder:
         return calls[call_id], is_new
 
     def lose(self, turn: Turn) -> None:
-        """Throw away what an unfinished turn has generated."""
+        """Throw away what an unfinished turn, the last one asked for, has generated. Its prompt is read anew, too."""
         self.diverged_tok += turn.generated_tok
-        cut(turn, 0)
+        turn.segments = []
+        turn.routes = self.trajectory.turns[self.next_turn - 2].routes if self._inherits else None
 
     def drop_rest(self) -> None:
         """Drop what is recorded and the loop has not asked for: it takes another way, or has ended before it."""

@@ -108,7 +108,10 @@ def test_given_a_full_disk_when_a_checkpoint_is_written_then_the_error_ends_with
 ):
     """Of which torch's own error says nothing."""
     trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
-    trainer.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path)}})
+    rollout = {"enable_rollout_routing_replay": False}
+    trainer.config = OmegaConf.create(
+        {"trainer": {"default_local_dir": str(tmp_path)}, "actor_rollout_ref": {"rollout": rollout}}
+    )
     trainer.global_steps = 8
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: write())
     trainer.replay_buffer = SimpleNamespace(state=lambda: None)

@@ -24,6 +24,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.overtaken: set[str] = set()
         self.over: list[str] = []
         self.last_server: dict[str, str] = {}
+        self.homes: dict[str, str] = {}
         self.names = (f"lease-{k}" for k in count())
         self.add_servers(SERVERS[:servers])
 
@@ -37,14 +38,17 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def expect(self, grants: list[Grant]) -> None:
         """Grants are those of the longest waiting, each on a server that was the right one at that moment: the one
-        that is least full, or the one of the key's last request, unless that is fuller by too much."""
+        that is least full, or the one of the key's last request, unless that is fuller by too much; when keys are sent
+        home, that one in any case."""
         for grant in grants:
             lease_id, sticky_key = self.queued.pop(0)
             assert grant.lease_id == lease_id
             loads = {at: self.load(at) for at, inflight in self.inflight.items() if inflight < self.capacities[at]}
             least, last = min(loads.values()), self.last_server.get(sticky_key) if sticky_key else None
             fuller = (loads[last] - least) * self.capacities[last] if last in loads else 99
-            if fuller <= max(1, NEAR_SHARE * self.inflight.get(last, 0)):
+            if (home := self.homes.pop(sticky_key, None)) in loads:
+                assert grant.server_id == home
+            elif fuller <= max(1, NEAR_SHARE * self.inflight.get(last, 0)):
                 assert grant.server_id == last
             else:
                 assert loads[grant.server_id] == least
@@ -129,6 +133,11 @@ class LeaseMachine(RuleBasedStateMachine):
     def forget_sticky_keys(self) -> None:
         assert self.table.forget_sticky_keys() == len(self.last_server)
         self.last_server.clear()
+
+    @rule()
+    def send_home(self) -> None:
+        self.table.send_home()
+        self.homes = dict(self.last_server)
 
     @invariant()
     def the_table_knows_what_is_held(self) -> None:

@@ -130,12 +130,22 @@ def test_given_any_requests_when_routes_are_recorded_then_each_token_keeps_those
 
 
 @pytest.mark.parametrize(("prompt", "inherited"), [([1, 2, 7, 7, 5], 3), ([1, 2, 7, 8, 5], 0), ([1, 3, 7, 7, 5], 0)])
-def test_given_a_turn_that_goes_on_from_the_one_before_then_its_context_keeps_its_routes(prompt, inherited) -> None:
-    it = recorder(Trajectory(session_id=0))
+def test_given_a_turn_that_goes_on_from_the_one_before_then_it_has_its_routes_and_no_others_when_it_begins_anew(
+    prompt, inherited
+) -> None:
+    it = recorder(trajectory := Trajectory(session_id=0))
     take_turn(it, [1, 2], [7, 7])
-    append_routes(it.trajectory.turns[0], 0, np.zeros((3, 2, 3), np.uint8))
-    routes = it.begin_turn(prompt).routes
-    assert (routes.rows if routes else 0) == inherited
+    before = trajectory.turns[0]
+    append_routes(before, 0, np.zeros((3, 2, 3), np.uint8))
+    turn = it.begin_turn(prompt)
+    assert (turn.routes.rows if turn.routes else 0) == inherited
+    for one in (it, recorder(trajectory)):
+        append_tokens(turn, [7], [0.0], [(0, 1)])
+        append_routes(turn, inherited, np.ones((len(prompt) - inherited, 2, 3), np.uint8))
+        for asked in [[1, 2], prompt][one.next_turn :]:
+            one.begin_turn(asked)
+        one.lose(turn)
+        assert turn.routes is (before.routes if inherited else None) and not turn.segments
 
 
 @given(st.lists(tokens, max_size=5), st.lists(tokens, max_size=5))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from random import Random
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from recipe.async_dapo.calls import Recorder, TrajectoryInterrupted, current_recorder
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import Trajectory
+from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 
 from ..support.client_world import (
     ALL_TOKENS,
@@ -26,7 +28,8 @@ from ..support.client_world import (
     stopped_at,
     world,
 )
-from ..support.fakes import ScriptedServer, token_at
+from ..support.fakes import FakeHandle, ScriptedServer, token_at
+from ..support.router import router_options
 from ..support.scripted_engine import ScriptedEngine, start_server
 from ..support.simulation import Suspensions, at_each, now_s, settle, simulate
 
@@ -62,6 +65,13 @@ def test_given_drafts_when_a_loop_asks_for_what_vllm_refuses_with_them_then_it_i
     with pytest.raises(ConfigError, match=rf"sampling_params.{name}=END: does not go with drafts"):
         simulate(main(drafts=True))
     simulate(main())
+
+
+async def test_given_kv_in_host_memory_when_a_loop_asks_for_stop_strings_then_it_is_told_at_once() -> None:
+    it = world()
+    it.client = llm_client(it.balancer_handle, continues=True, has_old_kv=True)
+    with pytest.raises(ConfigError, match=r"sampling_params.stop=END: .* set async_dapo.host_kv_gib=null, or leave"):
+        await it.generate(stop="END")
 
 
 def test_given_a_turn_when_cancelled_at_any_await_or_at_two_then_nothing_leaks_and_it_resumes_from_its_tokens() -> None:
@@ -291,6 +301,32 @@ async def test_given_old_kv_when_a_request_is_continued_then_it_says_which_versi
     assert sorted(kwargs.get("began", -1) for kwargs in asked) == ([-1, 0] if has_old_kv else [-1, -1])
     assert it.recorder.found_tok == COUNTS["num_cached_tokens"]
     assert it.recorder.reprefilled_tok == [len(PROMPT) + before_tok - it.recorder.found_tok]
+
+
+@pytest.mark.parametrize("keeps_siblings", [False, True])
+async def test_given_old_kv_when_loops_run_again_then_their_requests_go_to_the_servers_that_had_them(keeps_siblings):
+    it = world()
+    options = router_options(4, keeps_kv=True, keeps_siblings=keeps_siblings)
+    balancer = FakeHandle(GlobalLoadBalancer(it.handles, options), latency_s=LATENCY_S)
+    client = llm_client(balancer, continues=True, has_old_kv=True)
+    trajectories = [Trajectory(session_id=k) for k in range(6)]
+    names = map(str, count())
+
+    async def generate(trajectory: Trajectory) -> None:
+        current_recorder.set(Recorder(trajectory=trajectory, prompt_uid=f"group {trajectory.session_id}"))
+        await ending_of(client.generate(next(names), prompt_ids=[trajectory.session_id], sampling_params={}))
+
+    for order in ([0, 1, 2, 3, 4, 5], [0, 2, 4, 1, 3, 5], [5, 1, 3, 0, 2, 4]):
+        tasks = [asyncio.create_task(generate(trajectories[k])) for k in order]
+        await asyncio.sleep(3)
+        await balancer.stop.remote()
+        await asyncio.gather(*tasks)
+        await balancer.open.remote()
+    at = [
+        [kwargs["prompt_ids"][0] for name, _, kwargs in handle.calls if name == "generate"]
+        for handle in it.handles.values()
+    ]
+    assert [len(each) for each in at] == [9, 9] and [len(set(each)) for each in at] == [3, 3], at
 
 
 async def test_given_a_server_when_a_request_ends_then_its_last_output_has_what_vllm_says(monkeypatch) -> None:

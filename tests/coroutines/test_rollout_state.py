@@ -159,6 +159,20 @@ def test_given_a_long_interrupted_trajectory_when_saved_then_it_takes_eight_byte
     assert 8 * tokens < size < 8 * tokens + 1000
 
 
+def test_given_turns_that_go_on_from_each_other_when_saved_and_read_then_they_share_their_routes() -> None:
+    block, turns = bytes(6_000), 20
+    routes = [Routes(layers=2, top_k=3, itemsize=1, blocks=(block,) * count) for count in range(1, turns + 1)]
+    held = [Turn(prompt_digest=b"", prompt_len_tok=1, routes=one) for one in routes]
+    group = PromptGroup(uid="a", prompt={}, drawn_at_step=1, trajectories=[Trajectory(session_id=0, turns=held)])
+    state = RolloutState(pool=PoolState(waiting=(), buffered=(group,), carried=(), ledger=Ledger()))
+    frames = list(to_frames(state))
+    assert len(block) * turns < sum(map(len, frames)) < len(block) * turns + 200 * turns
+    read = from_frames(frames)
+    assert read == state
+    blocks = [turn.routes.blocks for turn in read.pool.buffered[0].trajectories[0].turns if turn.routes]
+    assert len({id(one) for blocks_of_turn in blocks for one in blocks_of_turn}) == turns
+
+
 def test_given_frames_of_this_format_when_read_and_saved_again_then_they_are_the_same() -> None:
     """What fails here is another format: raise `FORMAT`, and add a file with the frames of a state of all these."""
     file = Path(__file__).parents[1] / "support" / f"pool_of_format_{FORMAT}.txt"

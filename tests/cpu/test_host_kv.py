@@ -19,7 +19,7 @@ from recipe.async_dapo.engines.host_kv import InterruptedBlocks
 from ..support.composed_runs import write_model
 from ..support.engine_program import seen_by
 
-BLOCK_TOK, KV_BLOCKS = 4, 65
+BLOCK_TOK, KV_BLOCKS, MOST = 4, 65, 8
 
 
 class Stops:
@@ -72,12 +72,18 @@ class Stops:
         hashes = self.hashes(name, length)
         return self.blocks.cpu_coordinator.find_longest_cache_hit(hashes, length * BLOCK_TOK)[1] // BLOCK_TOK
 
+    def kept(self, name: str) -> int:
+        """Its blocks in host memory."""
+        blocks = self.blocks.cpu_block_pool.cached_block_hash_to_block
+        found = (blocks.get_one_block(make_block_hash_with_group_id(each, 0)) for each in self.hashes(name, MOST))
+        return sum(block is not None for block in found)
+
     @staticmethod
     def hashes(name: str, length: int) -> list[bytes]:
         return [f"{name} {k}".encode() for k in range(length)]
 
 
-LENGTHS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 8), max_size=5)
+LENGTHS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, MOST), max_size=5)
 
 
 @given(room=st.integers(1, 40), stops=st.lists(LENGTHS, min_size=1, max_size=6), at_once=st.integers(1, 9))
@@ -93,6 +99,8 @@ def test_what_was_interrupted_last_is_in_host_memory_as_far_as_there_is_room(roo
             assert sum(found.values()) == min(room, sum(lengths.values()))
             assert all(found[name] >= known[name] for name in lengths), "copied blocks made way for others"
             assert world.copied - copied == sum(found.values()) - sum(known.values()), "a block was copied twice"
+            for name in "abcdef":
+                assert world.kept(name) == world.found(name, MOST), "a block is there without those before it"
     assert world.blocks.cpu_block_pool.get_num_free_blocks() == room
 
 

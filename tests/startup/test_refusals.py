@@ -89,11 +89,14 @@ rollout.tensor_model_parallel_size=2 -> trainer.n_gpus_per_node=2
 async_dapo.rollout_strategy=partial_stale_kv -> rollout.free_cache_engine=False
 async_dapo.host_kv_gib=1 -> async_dapo.rollout_strategy=partial_stale_kv
 host_kv rollout.enable_prefix_caching=False -> rollout.enable_prefix_caching=True
+host_kv rollout.data_parallel_size=2 -> rollout.data_parallel_size=1
+host_kv rollout.enable_rollout_routing_replay=True -> rollout.enable_rollout_routing_replay=False
 host_kv vllm.kv_transfer_config={kv_connector:a} -> vllm.kv_transfer_config=null
 host_kv vllm.kv-offloading-size=4 -> vllm.kv-offloading-size=null
 host_kv vllm.decode_context_parallel_size=2 -> vllm.decode_context_parallel_size=1
 +rollout.enable_sleep_mode=False -> rollout.free_cache_engine=False
 megatron rollout.enable_rollout_routing_replay=True -> actor.megatron.router_replay.mode=R3
+replay vllm.decode_context_parallel_size=2 -> rollout.enable_rollout_routing_replay=False
 megatron actor.megatron.router_replay.mode=R3 -> rollout.enable_rollout_routing_replay=True
 model_engine=veomni actor.veomni.router_replay.mode=R3 -> rollout.enable_rollout_routing_replay=True
 rollout.moe_load_balance_metrics_interval=1 -> rollout.enable_rollout_routing_replay=True
@@ -158,6 +161,7 @@ SHORT = {
     "head": "model.mtp.enable=True model.mtp.enable_rollout=True",
     "stale_kv": "async_dapo.rollout_strategy=partial_stale_kv rollout.free_cache_engine=False",
     "host_kv": "async_dapo.rollout_strategy=partial_stale_kv async_dapo.host_kv_gib=1",
+    "replay": "rollout.enable_rollout_routing_replay=True",
     "reward_model": "reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True "
     "reward.reward_model.rollout.free_cache_engine=False",
     "overlong": "overlong.enable=True overlong.len=8",
@@ -326,6 +330,7 @@ def test_the_client_knows_how_requests_go_on_and_whatever_drafts(run, overrides,
     trainer.options = AsyncDAPOConfig.from_hydra(trainer.config)
     trainer.llm_server_manager = SimpleNamespace(get_client=lambda **arguments: arguments)
     assert {name for name, value in trainer.get_llm_client().items() if value is True} == known
+    assert trainer.options.load_balancer(most_per_server=1)["balance"]["keeps_kv"] is ("has_old_kv" in known)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What a checkpoint holds of the rollout, and that it is refused where it does not fit the options."""
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -12,7 +13,7 @@ from recipe.async_dapo.core.length_bias import mean_tok
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE
-from recipe.async_dapo.startup.output_check import check_resume
+from recipe.async_dapo.startup.output_check import NEWEST_FILE, check_resume
 from recipe.async_dapo.training.checkpoints import KeptCheckpoints, from_frames, to_frames
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
@@ -58,6 +59,31 @@ def test_given_groups_of_another_size_when_loaded_then_the_option_is_named(run, 
         ConfigError, match=r"^actor_rollout_ref\.rollout\.n=8: the checkpoint holds groups of 4; resume"
     ):
         resumed.restore(from_frames(checkpoint))
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("saved", [False, True])
+def test_given_a_run_that_is_resumed_when_router_replay_was_switched_then_it_is_refused(
+    run, tmp_path, monkeypatch, saved, resumed
+) -> None:
+    """A group of trajectories of which some have routes would lose those of all when it is stored."""
+    key = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
+    trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
+    trainer.config = run(own := f"trainer.default_local_dir={tmp_path}", f"{key}={saved}")
+    trainer.replay_buffer, trainer.global_steps = buffer(run), 4
+    trainer._checkpoints = KeptCheckpoints.taking_over_from_verl(trainer.config)
+    folder = tmp_path / "global_step_4"
+
+    def save_verl_s_part(trainer: PPOTrainer) -> None:
+        (folder / "data.pt").write_text("verl's")
+        (tmp_path / NEWEST_FILE).write_text("4")
+
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", save_verl_s_part)
+    trainer._save_checkpoint()
+    assert ("has_routes" in (folder / COMPLETE_FILE).read_text()) is saved
+    refusal = f"^{key}={resumed}: {folder} was saved with {saved}; set that, or begin a new run with its weights"
+    with nullcontext() if saved is resumed else pytest.raises(ConfigError, match=refusal):
+        check_resume(run(own, f"{key}={resumed}"))
 
 
 @pytest.mark.parametrize(("named", "left"), [(False, ["16", "24"]), (True, ["16", "24", "4", "8"])])

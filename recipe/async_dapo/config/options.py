@@ -314,6 +314,7 @@ class AsyncDAPOConfig:
                 "sizes_itself": self.rollout_pool_size is Auto.AUTO,
                 "first_context_tok": self.first_context_tok,
                 "keeps_siblings": self.drafts is not None,
+                "keeps_kv": self.host_kv_gib is not None,
             },
             "pause_mode": "keep" if self.keeps_kv else "abort",
             "engine_timeout_s": self.engine_timeout_s,

@@ -40,6 +40,7 @@ class Balance:
         sizes_itself: whether servers get the capacity of their engines; else all have the maximum.
         first_context_tok: expected of a request before any has been seen [tokens].
         keeps_siblings: whether a group's requests go to one server where its load allows: its engine drafts from them.
+        keeps_kv: whether engines keep what they know of interrupted requests over the weight update.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class Balance:
         sizes_itself: bool,
         first_context_tok: int,
         keeps_siblings: bool = False,
+        keeps_kv: bool = False,
     ) -> None:
         self.leases = LeaseTable(max_inflight_per_server=max_per_server, pool_size=pool_size)
         self.controller = ConcurrencyController(first_context_tok=first_context_tok, most_per_server=max_per_server)
         self._sizes_itself = sizes_itself
         self._keeps_siblings = keeps_siblings
+        self._keeps_kv = keeps_kv
         self._is_open = False
         self.steered = 0  # in this round
 
@@ -68,7 +71,9 @@ class Balance:
         """A round begins on these servers."""
         self._is_open, self.steered = True, 0
         self.leases.forget_peaks()
-        if self._keeps_siblings:  # under new weights no prefix is cached: groups come together again
+        if self._keeps_kv:
+            self.leases.send_home()
+        elif self._keeps_siblings:  # under new weights no prefix is cached: groups come together again
             self.leases.forget_sticky_keys()
         self.controller.open(loads)
         return self._apply()

@@ -69,16 +69,19 @@ class ServersByLoad:
     def remove(self, server_id: str) -> Server | None:
         return self.servers.pop(server_id, None)
 
-    def choose(self, last_id: str | None, siblings_id: str | None) -> str | None:
+    def choose(self, last_id: str | None, siblings_id: str | None, home_id: str | None = None) -> str | None:
         """The server for a request; None if all are full.
 
         Args:
             last_id: where its prefix may be cached.
+            home_id: where it is kept, however full that server is.
             siblings_id: where the last request of its group went.
         """
         best_id = self._least_loaded()
         if best_id is None:
             return None
+        if home_id is not None and (home := self.servers.get(home_id)) is not None and home.has_capacity:
+            return home_id
         last, siblings = (self.servers.get(one) if one is not None else None for one in (last_id, siblings_id))
         if last is not None and self._is_near(last, best_id, max(1.0, NEAR_SHARE * last.inflight)):
             return last_id
@@ -168,6 +171,7 @@ class LeaseTable:
         self._queued: OrderedDict[str, _Request] = OrderedDict()
         self._overtaken = RecentDict[str, None](remembered)
         self._sticky = RecentDict[str, str](remembered)
+        self._homes: dict[str, str] = {}  # sticky key -> server, for its next request
         self._siblings_at = RecentDict[str, str](remembered)  # group -> server
 
     @property
@@ -281,13 +285,18 @@ class LeaseTable:
         self._sticky.clear()
         return count
 
+    def send_home(self) -> None:
+        """The next request of each sticky key goes where the last one was, if that server has any capacity left."""
+        self._homes = dict(self._sticky)
+
     def _grant_queued(self) -> list[Grant]:
         grants = []
         while self._queued and (self._pool_size is None or len(self._held) < self._pool_size):
             lease_id, request = next(iter(self._queued.items()))
             last_id = None if request.sticky_key is None else self._sticky.get(request.sticky_key)
             siblings_id = None if request.group is None else self._siblings_at.get(request.group)
-            server_id = self._by_load.choose(last_id, siblings_id)
+            home_id = None if request.sticky_key is None else self._homes.get(request.sticky_key)
+            server_id = self._by_load.choose(last_id, siblings_id, home_id)
             if server_id is None:
                 break
             del self._queued[lease_id]
@@ -295,6 +304,7 @@ class LeaseTable:
             self._held[lease_id] = server_id
             if request.sticky_key is not None:
                 self._sticky[request.sticky_key] = server_id
+                self._homes.pop(request.sticky_key, None)
             if request.group is not None:
                 self._siblings_at[request.group] = server_id
             grants.append(Grant(lease_id=lease_id, server_id=server_id))

@@ -46,6 +46,8 @@ _SERVER_OPTIONS = ("image_data", "video_data", "audio_data", "mm_processor_kwarg
 
 # vLLM refuses the first two where it verifies drafts; behind a stop string, what the same step yielded would stay.
 _NOT_DRAFTED = ("min_p", "logit_bias", "stop")
+# vLLM aborts what a stop string has ended: that would go to host memory, as what is interrupted does.
+_NOT_WITH_OLD_KV = ("stop",)
 
 
 def _routes_of(turn: Turn) -> np.ndarray | None:
@@ -100,6 +102,7 @@ class _Asked:
     """What an agent loop has asked for.
 
     Attributes:
+        request_id: for sticky routing.
         options: further arguments of the server's `generate`.
         is_whole: the turn has to come from one request.
         budget_tok: tokens that the turn may have.
@@ -170,6 +173,8 @@ class AsyncDAPOLLMClient(LLMServerClient):
             )
         recorder = current_recorder.get() or Recorder(trajectory=Trajectory(session_id=0))
         prompt_ids = normalize_token_ids(prompt_ids)
+        if self._has_old_kv and recorder.prompt_uid:  # an agent loop that runs again draws another id
+            request_id = f"{recorder.prompt_uid}/{recorder.trajectory.session_id}"
         asked = _Asked(
             request_id=request_id,
             prompt_ids=prompt_ids,
@@ -215,15 +220,21 @@ class AsyncDAPOLLMClient(LLMServerClient):
         """Whether the turn has to come from one request.
 
         Raises:
-            ConfigError: if interrupted requests are continued by new ones; for what does not go with drafts.
+            ConfigError: if interrupted requests are continued by new ones; for what does not go with drafts, or with
+                KV in host memory.
         """
-        refused = [name for name in _NOT_DRAFTED if self._drafts and sampling_params.get(name) not in _OFF]
-        if refused:
-            raise ConfigError(
-                f"sampling_params.{refused[0]}",
-                sampling_params[refused[0]],
-                "does not go with drafts (stop_token_ids do); set async_dapo.drafts=null, or leave it out",
-            )
+        refusals = (
+            (self._drafts, _NOT_DRAFTED, "drafts", "async_dapo.drafts"),
+            (self._has_old_kv, _NOT_WITH_OLD_KV, "KV in host memory", "async_dapo.host_kv_gib"),
+        )
+        for is_on, names, what, key in refusals:
+            refused = [name for name in names if is_on and sampling_params.get(name) not in _OFF]
+            if refused:
+                raise ConfigError(
+                    f"sampling_params.{refused[0]}",
+                    sampling_params[refused[0]],
+                    f"does not go with {what} (stop_token_ids do); set {key}=null, or leave it out",
+                )
         named = not_continued(sampling_params)
         if named and self._continues:
             raise ConfigError(

@@ -15,6 +15,7 @@ that had no room, or whose engine died, is prefilled again, under the new weight
 cache, with a salt for the policy version that began the trajectory: no other one meets its blocks.
 """
 
+from collections import deque
 from itertools import chain
 from typing import Any
 
@@ -52,7 +53,8 @@ class InterruptedBlocks(SimpleCPUOffloadScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, lazy_offload=True, **kwargs)
         self._interrupted: list[tuple[Request, list[KVCacheBlock]]] = []  # with their blocks, held in the KV cache
-        self._planned: list[tuple[int, int]] = []  # copies to make: (block of the KV cache, block in host memory)
+        self._planned: deque[tuple[int, int]] = deque()  # to copy: (block of the KV cache, block in host memory)
+        self._used: list[KVCacheBlock] = []  # of what was interrupted, in host memory already, and held there
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
@@ -74,24 +76,34 @@ class InterruptedBlocks(SimpleCPUOffloadScheduler):
         return [block for block in found if block.block_hash is not None and not block.is_null]
 
     def prepare_store_specs(self, scheduler_output: SchedulerOutput) -> tuple[list[int], list[int], list[str]]:
-        self._plan()
-        now, self._planned = self._planned[:_AT_ONCE], self._planned[_AT_ONCE:]
+        if self._interrupted:
+            self._plan()
+        elif not self._planned and not super().has_pending_stores():
+            self.cpu_block_pool.free_blocks(reversed(self._used))
+            self._used = []
+        now = [self._planned.popleft() for _ in range(min(_AT_ONCE, len(self._planned)))]
         return [gpu for gpu, _ in now], [host for _, host in now], []
 
     def _plan(self) -> None:
         """Give every block of what was interrupted a place, the longest requests first, while there are places. What is
         in host memory already stays there, and what is not wanted any more makes way.
+
+        What is given back first is thrown away first: ends of prefixes are copied before their beginnings, and what was
+        used is given back when all is copied.
         """
         host, gpu = self.cpu_block_pool, self._gpu_block_pool
+        interrupted = sorted(self._interrupted, key=lambda each: -each[0].num_tokens)
         used: list[KVCacheBlock] = []
-        for request, held in self._interrupted:
+        for request, held in interrupted:
             # One that waited, or was being copied back, has no blocks in the KV cache.
             prefix = self.cpu_coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens)[0]
             copied = [host.cached_block_hash_to_block.get_one_block(block.block_hash) for block in held]
             used += [block for block in (*chain(*prefix), *copied) if block is not None and not block.is_null]
         host.touch(used)
+        self._used += used
         found = {block.block_hash for block in used}
-        for _, held in sorted(self._interrupted, key=lambda each: -each[0].num_tokens):
+        planned: list[tuple[int, int]] = []
+        for _, held in interrupted:
             for block in held:
                 if block.block_hash in found or not host.get_num_free_blocks():
                     gpu.free_blocks([block])
@@ -99,14 +111,12 @@ class InterruptedBlocks(SimpleCPUOffloadScheduler):
                 [place] = host.get_new_blocks(1)
                 place._block_hash = block.block_hash  # as vLLM's own plan does: it is found once it is copied
                 found.add(block.block_hash)
-                self._planned.append((block.block_id, place.block_id))
+                planned.append((block.block_id, place.block_id))
         self._interrupted = []
-        # Those that are given back first are thrown away first: the ends of prefixes before their beginnings.
-        self._planned.reverse()
-        host.free_blocks(reversed(used))
+        self._planned.extend(reversed(planned))
 
     def has_pending_stores(self) -> bool:
-        return bool(self._interrupted or self._planned) or super().has_pending_stores()
+        return bool(self._interrupted or self._planned or self._used) or super().has_pending_stores()
 
 
 class HostKVConnector(SimpleCPUOffloadConnector):

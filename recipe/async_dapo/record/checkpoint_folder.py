@@ -31,13 +31,14 @@ class DamagedCheckpoint(Exception):
     """A checkpoint that cannot be resumed from: names the path, and what is wrong with it."""
 
 
-class Complete(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Complete(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The content of `COMPLETE_FILE`."""
 
     format: int
     step: int
     files: dict[str, int]  # path within the folder -> bytes
     pool_blake2b: str
+    has_routes: bool = False  # its trajectories have those of all tokens, else of none
 
 
 def step_of(folder: Path) -> int:
@@ -62,7 +63,7 @@ def checkpoint_folders(root: Path) -> list[Path]:
 
 
 @contextmanager
-def saving(folder: Path, frames: Iterable[bytes]) -> Iterator[None]:
+def saving(folder: Path, frames: Iterable[bytes], *, has_routes: bool = False) -> Iterator[None]:
     """Write the pool, let verl write the rest, then note that all of it is there.
 
     A run before may have saved the same step, on other ranks: nothing of that is mixed with this one. It stays beside
@@ -81,7 +82,7 @@ def saving(folder: Path, frames: Iterable[bytes]) -> Iterator[None]:
     checksum = _write_pool(folder / POOL_FILE, frames)
     yield
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-    complete = Complete(format=FORMAT, step=step_of(folder), files=files, pool_blake2b=checksum)
+    complete = Complete(format=FORMAT, step=step_of(folder), files=files, pool_blake2b=checksum, has_routes=has_routes)
     with replacing(note) as file:
         file.write(msgspec.json.format(msgspec.json.encode(complete)))
     if before.exists():
@@ -94,7 +95,7 @@ def verify(folder: Path) -> Complete:
     Raises:
         DamagedCheckpoint: naming the path and what is wrong.
     """
-    complete = _read_complete(folder)
+    complete = read_complete(folder)
     path = folder / POOL_FILE
     try:
         with open(path, "rb") as file:
@@ -111,7 +112,7 @@ def read_pool(folder: Path) -> Iterator[bytes]:
     Raises:
         DamagedCheckpoint: naming the path and what is wrong.
     """
-    complete = _read_complete(folder)
+    complete = read_complete(folder)
     path, hasher = folder / POOL_FILE, _hasher()
     try:
         with open(path, "rb") as file:
@@ -131,8 +132,12 @@ def read_pool(folder: Path) -> Iterator[bytes]:
     _compare(hasher.hexdigest(), complete, path)
 
 
-def _read_complete(folder: Path) -> Complete:
-    """The note of a checkpoint whose files have the sizes that it says."""
+def read_complete(folder: Path) -> Complete:
+    """The note of a checkpoint whose files have the sizes that it says.
+
+    Raises:
+        DamagedCheckpoint: naming the path and what is wrong.
+    """
     path, step = folder / COMPLETE_FILE, step_of(folder)
     if not folder.is_dir():
         raise DamagedCheckpoint(f"{folder} does not exist")

@@ -25,7 +25,7 @@ _ATTENTION = _MODEL + "override_config.attn_implementation"
 _PACKS = _MODEL + "use_remove_padding"
 _SPLITS = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 _QWEN3_5 = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
-_RUN_ON = {"linear_attention", "conv", "mamba", "recurrent"}  # layers that take a row for one sequence
+_RUN_ON = {"linear_attention", "conv", "mamba", "recurrent", "hybrid"}  # layers that take a row for one sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class ModelSetup:
     Attributes:
         packs: `use_remove_padding`: sequences lie in one row.
         split_over: ranks that share a sequence (Ulysses) [count].
-        layers: its `layer_types`.
+        layers: their types.
         has_fla: the package flash-linear-attention is installed.
     """
 
@@ -53,10 +53,12 @@ class ModelSetup:
             model: verl's `HFModelConfig`.
         """
         keys = [f"{node}ulysses_sequence_parallel_size" for node in ("", "fsdp_config.")]
+        text = model.hf_config.get_text_config()
+        layers = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)  # as vLLM reads them
         return cls(
             model_type=model.hf_config.model_type,
             attention=str(model.hf_config._attn_implementation),
-            layers=frozenset(getattr(model.hf_config.get_text_config(), "layer_types", None) or ()),
+            layers=frozenset(layers or ()),
             packs=model.use_remove_padding,
             split_over=max(OmegaConf.select(config.actor_rollout_ref.actor, key) or 1 for key in keys),
             has_fla=find_spec("fla") is not None,

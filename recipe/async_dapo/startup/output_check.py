@@ -16,7 +16,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..config.options import training_gpus
 from ..config.values import ConfigError, check_each, refused
-from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, checkpoint_folders, step_of, verify
+from ..record.checkpoint_folder import (
+    STEP_FOLDER,
+    DamagedCheckpoint,
+    checkpoint_folders,
+    read_complete,
+    step_of,
+    verify,
+)
 from ..record.run_files import metrics_file
 from .verl_options import listed
 
@@ -97,7 +104,8 @@ def check_resume(config: DictConfig) -> str:
         folder = _check_newest(config, Path(trainer.default_local_dir).expanduser().absolute())
     if folder is not None:
         check_each(
-            partial(check, config, folder) for check in (_check_ranks, _check_storage_units, _check_data_workers)
+            partial(check, config, folder)
+            for check in (_check_ranks, _check_storage_units, _check_data_workers, _check_routes)
         )
     return f"resumes from {trainer.resume_from_path}" if trainer.resume_from_path else ""
 
@@ -180,6 +188,14 @@ def _check_data_workers(config: DictConfig, folder: Path) -> None:
     if saved != config.data.dataloader_num_workers:
         remedy = f"{folder} holds the place in the data of {saved} processes; set {saved}"
         raise refused(config, "data.dataloader_num_workers", remedy)
+
+
+def _check_routes(config: DictConfig, folder: Path) -> None:
+    """The rows of a batch have the same fields: with routes of some trajectories only, none could be stored."""
+    key, saved = "actor_rollout_ref.rollout.enable_rollout_routing_replay", read_complete(folder).has_routes
+    if saved is not bool(OmegaConf.select(config, key)):
+        remedy = f"{folder} was saved with {saved}; set that, or begin a new run with its weights (docs/cluster.md)"
+        raise refused(config, key, remedy)
 
 
 def _newest_step(root: Path) -> int | None:

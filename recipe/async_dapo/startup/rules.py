@@ -367,6 +367,13 @@ RULES: tuple[Rule, ...] = (
     Rule(_ROLLOUT + "enable_prefix_caching",
          lambda it: it.options.host_kv_gib is not None and not it.rollout.enable_prefix_caching,
          "KV in host memory is found by vLLM's prefix cache; set True, or async_dapo.host_kv_gib=null"),
+    Rule(_ROLLOUT + "data_parallel_size",
+         lambda it: it.options.host_kv_gib is not None and it.rollout.data_parallel_size > 1,
+         "vLLM gives requests to ranks by load, and each has host memory of its own; set 1, or "
+         "async_dapo.host_kv_gib=null"),
+    Rule(_ROLLOUT + "enable_rollout_routing_replay",
+         lambda it: it.options.host_kv_gib is not None and it.rollout.enable_rollout_routing_replay,
+         "vLLM tells no experts where it has a KV connector; set False, or async_dapo.host_kv_gib=null"),
     *(Rule(_VLLM + name,
            partial(lambda it, name, one: it.options.host_kv_gib is not None and it.vllm.get(name) not in (None, one),
                    name=name, one=one),
@@ -380,6 +387,10 @@ RULES: tuple[Rule, ...] = (
          lambda it: it.rollout.enable_rollout_routing_replay and it.replays not in (None, "R3"),
          "engines would tell which experts they took, and nobody would take the same; set "
          f"{_ACTOR}{{it.model_engine}}.router_replay.mode=R3, or False"),
+    Rule(_VLLM + "decode_context_parallel_size",
+         lambda it: it.rollout.enable_rollout_routing_replay
+         and it.vllm.get("decode_context_parallel_size") not in (None, 1),
+         f"vLLM does not tell experts then; leave it out, or set {_ROLLOUT}enable_rollout_routing_replay=False"),
     *(Rule(f"{_ACTOR}{engine}.router_replay.mode",
            partial(lambda it, own: it.replays == "R3" and it.model_engine == own
                    and not it.rollout.enable_rollout_routing_replay, own=engine),

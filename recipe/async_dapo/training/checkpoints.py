@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -26,7 +26,7 @@ from ..core.length_bias import ObservedLengths
 from ..core.over_sampling import LengthsEnded, OverSamplingState
 from ..core.pool import CarriedGroup, PoolState
 from ..core.prompt_history import PassCount
-from ..core.trajectory import PromptGroup
+from ..core.trajectory import PromptGroup, Trajectory
 from ..record.checkpoint_folder import COMPLETE_FILE, DamagedCheckpoint, checkpoint_folders, step_of
 from ..record.plain_values import AGENT_LOOP, DATA_SET, read_extension, to_plain
 from ..rollout.packed_output import PackedOutput
@@ -85,10 +85,19 @@ def _plain(value: Any) -> Any:
         value = replace(value, prompt=to_plain(value.prompt, source=DATA_SET))
     if names := _saved_fields(value.__class__):
         held = {name: getattr(value, name) for name in names}
-        return {name: _plain(part) for name, part in held.items() if part is not None or name not in LEFT_OUT}
+        plain = {name: _plain(part) for name, part in held.items() if part is not None or name not in LEFT_OUT}
+        if isinstance(value, Trajectory):
+            for before, blocks in reversed(_neighbours(plain["turns"])):
+                blocks[:] = [None if block in before[k : k + 1] else block for k, block in enumerate(blocks)]
+        return plain
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _neighbours(turns: list[dict[str, Any]]) -> list[tuple[list[bytes | None], list[bytes | None]]]:
+    """Blocks of routes of each two turns, in place: None is the same block as that of the turn before."""
+    return [*pairwise(turn.get("routes", {"blocks": []})["blocks"] for turn in turns)]
 
 
 def _encode_hook(value: Any) -> Any:
@@ -113,6 +122,9 @@ def _read(kind: Any, plain: Any) -> Any:
     if types := _saved_fields(kind):
         if not types.keys() - LEFT_OUT <= plain.keys() <= types.keys():
             raise ValueError(f"{kind.__name__} has the fields {[*types]}, not {[*plain]}")
+        if kind is Trajectory:
+            for before, blocks in _neighbours(plain["turns"]):
+                blocks[:] = [before[k] if block is None else block for k, block in enumerate(blocks)]
         return kind(**{name: _read(types[name], part) for name, part in plain.items()})
     if kind is AgentLoopOutput:
         return AgentLoopOutput(**plain)

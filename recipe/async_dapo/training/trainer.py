@@ -352,7 +352,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         """The checkpoint before stays until this one is complete; then those beyond the number to keep go, whole."""
         folder = Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{self.global_steps}"
         try:
-            with saving(folder, to_frames(self.replay_buffer.state())):
+            replays = self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
+            with saving(folder, to_frames(self.replay_buffer.state()), has_routes=replays):
                 super()._save_checkpoint()
         except (OSError, RuntimeError) as error:  # torch's says nothing of a full disk
             is_there = folder.parent.exists()
