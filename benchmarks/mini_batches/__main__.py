@@ -61,15 +61,18 @@ def make_step(seed: int) -> TensorDict:
     return TensorDict({**nested, "multi_modal_inputs": NonTensorStack(*({} for _ in ids))}, batch_size=[len(ids)])
 
 
+def in_turn(own: Sequence[int], parts: int) -> list[list[int]]:
+    return np.arange(len(own)).reshape(parts, -1).tolist()
+
+
 def orders(work: Sequence[int], seed: int) -> dict[str, list[int]]:
     """Of each cut, the order in which the ranks get the trajectories."""
     names = [np.random.default_rng([seed, group]).bytes(8).hex() for group in range(GROUPS)]
     keys = [f"{names[row // N]}_{row % N}_0" for row in range(GROUPS * N)]
     told: dict[str, Any] = {"padding": [False] * len(keys), "ranks": RANKS, "rows": ROWS}
-    in_halves = lambda own, parts: np.array_split(range(len(own)), parts)  # noqa: E731
     return {
         "verl": [row for part in equal_parts(work, RANKS) for row in part],
-        "by name": [int(row) for row in balanced_order(keys, [1] * len(keys), **told, partition=in_halves)],
+        "by name": balanced_order(keys, [1] * len(keys), **told, partition=in_turn),
         "recipe": balanced_order(keys, work, **told, partition=equal_parts),
     }
 
