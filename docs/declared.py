@@ -49,8 +49,8 @@ def recipe_options() -> pd.DataFrame:
 
 
 def rehearsal_options() -> pd.DataFrame:
-    """Without the planner's inputs, which `--help` of the planner explains."""
-    planners = Inputs.described()
+    """Without what means the same in the planner, whose `--help` explains it."""
+    planners = Inputs.described().keys() - {"steps", "warmup"}
     return _options((NODE + key, *row) for key, *row in declared(REHEARSAL_FILE) if key not in planners)
 
 

@@ -43,8 +43,7 @@ ORDER = (
     "startup/",
     "scripts/",
 )
-# Of lanes that train at the same time: two, and a third one where nothing else is left to do. Each takes up to 7 GB.
-TRAINING_LANES, MOST_TRAINING_LANES = 2, 3
+TRAINING_LANES = 2  # lanes that train, or look at the clock, at the same time; the others run what needs little
 ALONE = (  # up to 14 GB: no other training beside it
     "e2e/test_dying_engines.py",
     "e2e/test_fault_matrix.py",
@@ -88,20 +87,17 @@ class Lanes(LoadFileScheduling):
             super()._assign_work_unit(node)
 
     def _next_for(self, node: WorkerController) -> str | None:
-        """The first file that has room beside what other lanes do. As long as enough of them train, it is no training,
-        if there is such a file.
-        """
+        """The first file that has room beside what other lanes do; a training, as long as there is room for one."""
         others = [work for other, work in self.assigned_work.items() if other is not node]
-        training = sum(_lanes_of(file) for work in others for file, tests in work.items() if not all(tests.values()))
-        fit = [file for file in self.workqueue if training + _lanes_of(file) <= MOST_TRAINING_LANES]
-        first = [file for file in fit if (_lanes_of(file) > 0) == (training < TRAINING_LANES)]
-        return next(iter(first or fit), None)
+        taken = sum(_lanes_of(file) for work in others for file, tests in work.items() if not all(tests.values()))
+        fit = [file for file in self.workqueue if taken + _lanes_of(file) <= TRAINING_LANES]
+        return next((file for file in fit if _lanes_of(file)), next(iter(fit), None))
 
 
 def _lanes_of(file: str) -> int:
-    """How many of the lanes that may train at the same time it takes."""
+    """How many of the lanes that train at the same time it takes."""
     name = file.removeprefix("tests/")
-    return MOST_TRAINING_LANES if name in ALONE else name.startswith("e2e/")
+    return TRAINING_LANES if name in ALONE else name.startswith(("e2e/", "ray/"))
 
 
 @pytest.hookimpl(optionalhook=True)

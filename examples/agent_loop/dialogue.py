@@ -27,6 +27,7 @@ class Dialogue:
         self._mask: list[int] = []  # 1: the model's token, 0: a message's
         self._log_probs: list[float] = []
         self._extra_fields: dict[str, Any] = {}
+        self._experts: Any = None  # of every token, where they are replayed
         self.turns = 0
 
     @property
@@ -46,6 +47,7 @@ class Dialogue:
             self._token_ids, output.token_ids, self._mask, self._log_probs, assistant_logprobs=output.log_probs
         )
         self._token_ids, self._extra_fields = merged.token_ids, output.extra_fields
+        self._experts = output.routed_experts
         self.turns += 1
         answer = loop.tokenizer.decode(output.token_ids, skip_special_tokens=True)
         self._messages.append({"role": "assistant", "content": answer})
@@ -71,5 +73,6 @@ class Dialogue:
             response_logprobs=self._log_probs[:limit_tok],
             num_turns=2 * self.turns,
             metrics=AgentLoopMetrics(),
+            routed_experts=self._experts,
             extra_fields=self._extra_fields,
         )

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Trains with the reference script on all nodes of a Slurm allocation:
 #
-#   DATA_HOME=/shared/data CKPTS_DIR=/shared/checkpoints sbatch --nodes=4 examples/cluster/slurm.sh [OVERRIDE ...]
+#   export VENV=/shared/gpu_env DATA_HOME=/shared/data CKPTS_DIR=/shared/checkpoints
+#   sbatch --nodes=4 examples/cluster/slurm.sh [OVERRIDE ...]
 #
 # Submit it from the repository's folder, or set REPOSITORY. Arguments are further Hydra overrides. Nodes must be the
 # job's alone: `ray symmetric-run` ends every Ray of this user on them. The environment decides:

@@ -162,8 +162,7 @@ def test_given_a_cap_on_old_tokens_and_a_filter_that_drops_groups_then_fewer_are
             max_concurrent_prompts=8,
             max_partial_share=cap,
         )
-        cluster = start(opts, task=random_task(2))
-        steps = cluster.steps(25)[5:]
+        steps = [step for seed in range(3) for step in start(opts, task=random_task(seed)).steps(25)[5:]]
         keys = "early_stop/interrupted_groups", "partial/off_policy_token_ratio"
         return tuple(sum(step[f"async_dapo/{key}"] for step in steps) / len(steps) for key in keys)
 

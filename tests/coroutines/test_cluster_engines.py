@@ -1,5 +1,6 @@
 """Whole runs on virtual time while engines die or hang outside a round: in training, in the weight update, asleep."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
+from recipe.async_dapo.runtime.logs import last_line
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.simulated_cluster import Cluster
@@ -39,6 +41,25 @@ def test_given_the_only_engine_when_it_dies_before_the_first_weights_then_the_st
     cluster.server_handles[0].kill()
     with pytest.raises(EnginesUnavailable, match=r"no engine is left: engine 0 died: .*trainer\.resume_mode=auto"):
         begin(cluster)
+
+
+def test_given_the_only_engine_when_it_dies_by_an_exception_then_the_last_line_has_it_and_blames_no_memory(
+    start,
+) -> None:
+    cluster = start(options(), num_servers=1)
+    cluster.step()
+    [replica] = cluster.engines.replicas
+    replica.processes = [SimpleNamespace(end=lambda *, timeout_s: "ValueError: no such layer")]
+
+    async def ended(call: Callable[[Any], str]) -> str:
+        return call(None)
+
+    replica.workers_beside = lambda: [SimpleNamespace(__ray_call__=SimpleNamespace(remote=ended))]
+    cluster.server_handles[0].kill()
+    with pytest.raises(EnginesUnavailable) as error:
+        cluster.step()
+    line = last_line("EnginesUnavailable", str(error.value))
+    assert "engine 0 died: ValueError: no such layer. Start the command again" in line and "memory" not in line
 
 
 @STRATEGIES

@@ -225,8 +225,8 @@ async def test_given_an_agent_loop_that_generates_twice_in_parallel_under_one_id
 
 
 def test_given_an_engine_at_the_address_of_a_lost_one_when_it_joins_then_it_lives_and_the_lost_one_still_counts():
-    lives = EngineLives({"10.0.0.1:5": FakeHandle(None)}, timeout_s=1.0, on_lost=lambda address: None)
-    lives.lose("10.0.0.1:5", "died: killed")
+    lives = EngineLives({}, timeout_s=1.0, on_lost=lambda address: None)
+    lives.explain("10.0.0.1:5", "died: killed")
     lives.join("10.0.0.1:5", FakeHandle(None))
     assert list(lives.alive) == ["10.0.0.1:5"] and "10.0.0.1:5" not in lives.lost
     assert list(lives.lost.values()) == ["10.0.0.1:5 died: killed"]

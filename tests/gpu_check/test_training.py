@@ -28,6 +28,7 @@ def step(number: int, **changed: float) -> dict[str, float]:
     good |= {
         "async_dapo/ledger/drawn": sum(terms.values()),
         "async_dapo/round/trained_groups": B,
+        "async_dapo/partial/found_tokens": 64.0,
         "async_dapo/failure/groups": 0.0,
         "async_dapo/load_balancer/lost_servers": 0.0,
         "async_dapo/early_stop/stop_latency_s": 0.05,

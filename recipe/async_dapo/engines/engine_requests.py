@@ -130,9 +130,19 @@ class EngineRequests:
             raise EnginesUnavailable(str(error.cause)) from error
 
     async def _exchange(self, items: Sequence[Requested | Returned]) -> dict[str, str | None]:
+        """What is returned reaches the balancer over a connection that is cut for a while, too: twice is harmless."""
         requests = [item for item in items if isinstance(item, Requested)]
         returned = [item for item in items if isinstance(item, Returned)]
-        return await self._balancer.exchange.remote(requests, returned)
+        try:
+            return await self._balancer.exchange.remote(requests, returned)
+        except ActorUnavailableError:
+            logger.warning("the load balancer cannot be reached; %d leases are returned again", len(returned))
+            for item in returned:
+                self._leases.add(item)
+            if not requests:
+                await asyncio.sleep(RECONNECT_S)
+                return {}
+            raise
 
     async def _server(self, server_id: str) -> ActorHandle | None:
         """The handle of a server, asked for once; None if it has been removed."""

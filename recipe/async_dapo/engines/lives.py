@@ -56,9 +56,13 @@ class EngineLives:
         """Strike an engine off the list, if it is there, and end it: its other requests may hang."""
         if (server := self.alive.pop(address, None)) is not None:
             ray.kill(server)
-            self.lost[address] = f"{self._names.get(address, address)} {why}"
-            logger.critical("%s; engines left: %d", self.lost[address], len(self.alive))
+            self.explain(address, why)
             self._on_lost(address)
+
+    def explain(self, address: str, why: str) -> None:
+        """What became of a lost engine, or what is known better by now."""
+        self.lost[address] = f"{self._names.get(address, address)} {why}"
+        logger.critical("%s; engines left: %d", self.lost[address], len(self.alive))
 
     async def tell_all(self, method: str, *args: Any, but: Collection[str] = ()) -> dict[str, EngineLoad]:
         """Tell every engine, but some. Returns what those that still live then, and have something to say, say of

@@ -201,6 +201,10 @@ class GlobalLoadBalancer:
         """Engines that are lost -> which they were, and what became of them."""
         return self._lives.lost
 
+    async def explain_loss(self, server_id: str, why: str) -> None:
+        """What has been found out about a lost engine."""
+        self._lives.explain(server_id, why)
+
     async def take_stats(self) -> LoadBalancerStats:
         self._meter.note(self._table.total_inflight)
         loads, self._loads = self._loads, {}

@@ -22,7 +22,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..config.values import SpeculativeConfig
 from ..core.concurrency import EngineLoad
-from ..runtime.logs import show_logs
+from ..runtime.logs import engine_exception, show_logs
 from ..runtime.verl_version import check_versions
 from ..weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine
 from .engine import RequestTable, RunningRequest, StampingEngine
@@ -34,6 +34,7 @@ from .routes import watch_routes
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # between two looks at what is left: a zombie that is not reaped would be waited for
+_TAIL_BYTES = 256 * 2**10  # of a log: an exception's record, and what came after it
 
 PAUSE_MODES = ("abort", "keep", "hold")
 
@@ -59,12 +60,15 @@ class EngineProcesses:
     def __str__(self) -> str:
         return f"node {self.node}, pid {self.pid}"
 
-    def end(self, *, timeout_s: float) -> None:
+    def end(self, *, timeout_s: float) -> str | None:
         """Kill those that still run; called on their node. An engine outlives a server that was killed, and keeps its
         accelerator memory, which training needs.
 
         Args:
             timeout_s: for the kernel to take them down, their accelerator memory included [s].
+
+        Returns:
+            The exception that the engine died of; None if it died of something else.
 
         Raises:
             TimeoutError: when some still run then.
@@ -78,6 +82,16 @@ class EngineProcesses:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(running, timeout=min(left_s, _LOOK_S))
+        return _exception_of(self.pid)
+
+
+def _exception_of(pid: int) -> str | None:
+    """What ended the engine of a server, by Ray's log of that process on this node; None if it was no exception."""
+    for log in (sockets_folder().parent / "logs").glob(f"worker-*-{pid}.out"):
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            return engine_exception(file.read().decode(errors="replace"))
+    return None
 
 
 def _find(pid: int, started: float) -> psutil.Process | None:
@@ -127,7 +141,12 @@ class AsyncDAPOServer(vLLMHttpServer):
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         os.environ[FOLDER_VARIABLE] = str(folder := sockets_folder())
         use_for_engine(folder)
-        await super().launch_server(*args, **kwargs)
+        try:
+            await super().launch_server(*args, **kwargs)
+        except RuntimeError as error:  # vLLM's says no more than that its processes have failed
+            if (cause := _exception_of(os.getpid())) is None:
+                raise
+            raise RuntimeError(f"the engine could not start: {cause}") from error
 
     def _get_worker_extension_cls(self) -> str:
         return f"{WeightReceiver.__module__}.{WeightReceiver.__qualname__}"

@@ -13,6 +13,8 @@ STARTED_VARIABLE = "ASYNC_DAPO_STARTED_S"
 # What Ray says of an actor that is dead, in lines of their own.
 _DEAD = re.compile(r"class_name: (\S+\.)?(?P<name>\w+)(.*?\bpid: (?P<pid>\d+))?(.*?\bip: (?P<ip>[\w.:]+))?", re.DOTALL)
 GO_ON = "the same command goes on from the last checkpoint, if there is one and trainer.resume_mode=auto"
+# What vLLM logs before an engine ends; the record's other lines begin alike, and all end with CRLF.
+_FATAL = re.compile(r"^(?P<start>.*)EngineCore (encountered a fatal error|failed to start)\.\r?$", re.MULTILINE)
 LOOK_ABOVE = f"the traceback above says where; once its cause is gone, {GO_ON}"
 
 
@@ -62,6 +64,25 @@ def last_line(kind: str, text: str) -> str:
         what = f"{kind}: {dead['name']}{place_of(text)} died"
     named = what if re.match(r"[\w.]*(Error|Exception|Died)\b", what) or not lines else f"{kind}: {what}"
     return f"{named}; {LOOK_ABOVE}"
+
+
+def engine_exception(log: str) -> str | None:
+    """The exception that an engine ended with, in one line; None if its log has none.
+
+    Args:
+        log: what the engine's processes wrote.
+    """
+    what, in_traceback = None, False
+    for record in list(_FATAL.finditer(log))[-1:]:
+        start = record["start"]
+        for line in log[record.end() :].splitlines():
+            text = line.removeprefix(start)
+            if text == line or not text.strip():
+                continue
+            if in_traceback and not text.startswith(" "):
+                what, in_traceback = text.strip(), False
+            in_traceback = in_traceback or text.startswith("Traceback ")
+    return what
 
 
 def place_of(text: str) -> str:

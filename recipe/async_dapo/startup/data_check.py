@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from io import StringIO
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from omegaconf import DictConfig
 
@@ -21,6 +23,7 @@ from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, first_line, s
 from .model_check import load_by_verl
 
 SAMPLE_ROWS = 512  # of an option's files together; where they have no more, all of them
+_LONGEST = 16  # prompts, by their bytes, that are looked at, too
 PICTURE_SAMPLE_ROWS = 64  # to prepare pictures takes tenths of a second each
 SOURCE, ANSWER = "data_source", "reward_model"  # verl's reward managers read these columns by name
 UNSEEN = "training sees no videos and no audio; leave them out"
@@ -169,7 +172,8 @@ class _Rows(list[dict[str, Any]]):
 
 
 def _read_by_verl(config: DictConfig, key: str, prompts: _Prompts) -> _Sample:
-    """Rows at equal distances, and the first one of each data source.
+    """Rows at equal distances, the first of each data source, and the first that lacks something; where verl filters
+    nothing, the longest, too.
 
     Raises:
         ConfigError: with what went wrong in verl's code, or in a data set class of the user's.
@@ -187,7 +191,10 @@ def _read_by_verl(config: DictConfig, key: str, prompts: _Prompts) -> _Sample:
             table = None if is_custom else data_set.dataframe
             has_pictures = table is not None and data.image_key in table.column_names
             most = PICTURE_SAMPLE_ROWS if has_pictures else SAMPLE_ROWS
-            chosen = set(range(0, len(data_set), max(1, -(-len(data_set) // most)))) | _first_of_sources(table)
+            chosen = set(range(0, len(data_set), max(1, -(-len(data_set) // most))))
+            if table is not None:
+                chosen |= _first_of_sources(table) | _incomplete(table, data.prompt_key)
+                chosen |= set() if config.data.filter_overlong_prompts else _longest(table, data.prompt_key)
             taken = [data_set[i] for i in sorted(chosen)]
             kept = len(taken)
             if config.data.filter_overlong_prompts and table is not None:
@@ -201,11 +208,40 @@ def _read_by_verl(config: DictConfig, key: str, prompts: _Prompts) -> _Sample:
 
 def _first_of_sources(table: Any) -> set[int]:
     """Rows of a table of `datasets`; none where its sources are not known."""
-    if table is None or SOURCE not in table.column_names:
+    if SOURCE not in table.column_names:
         return set()
     sources = table.data.column(SOURCE)
     known = [source for source in pc.unique(sources).to_pylist() if source is not None]
     return {pc.index(sources, source).as_py() for source in known[:SAMPLE_ROWS]}
+
+
+def _incomplete(table: Any, prompt_key: str) -> set[int]:
+    """Of each column that every row must fill, the first row that does not."""
+    found = set()
+    for name in {prompt_key, SOURCE, ANSWER, AGENT_COLUMN}.intersection(table.column_names):
+        column = table.data.column(name)
+        if pa.types.is_struct(column.type) and column.type.get_field_index("ground_truth") >= 0:
+            column = pc.struct_field(column, "ground_truth")
+        lacks = pc.is_null(column)
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            lacks = pc.or_(lacks, pc.equal(pc.fill_null(pc.list_value_length(column), 0), 0))
+        found.add(pc.index(lacks, True).as_py())
+    return found - {-1}
+
+
+def _longest(table: Any, prompt_key: str) -> set[int]:
+    """The prompts with most bytes of text; none where content is no text."""
+    lengths = []
+    for messages in table.data.column(prompt_key).chunks:
+        kind = messages.type
+        if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type):
+            return set()
+        if (at := kind.value_type.get_field_index("content")) < 0 or not pa.types.is_string(kind.value_type[at].type):
+            return set()
+        content = pc.struct_field(pc.list_flatten(messages), "content")
+        size = pc.fill_null(pc.binary_length(content), 0).to_numpy()
+        lengths.append(np.bincount(pc.list_parent_indices(messages).to_numpy(), size, minlength=len(messages)))
+    return set(np.concatenate(lengths).argsort()[-_LONGEST:].tolist()) if lengths else set()
 
 
 def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts: _Prompts) -> None:
@@ -285,8 +321,9 @@ def _check_lengths(
             f"{longest[1]}; raise the limit, or {leave_out}",
         )
     if kept == len(rows):
-        is_sure = config.data.filter_overlong_prompts or len(rows) == sample.rows
-        return "" if is_sure else f"{sample.key}: the lengths of {len(rows)} of {sample.rows:,} prompts are checked"
+        if config.data.filter_overlong_prompts or len(rows) == sample.rows:
+            return ""
+        return f"{sample.key}: {len(rows)} of {sample.rows:,} prompts, with the longest texts, are checked for length"
     about = "" if len(rows) == sample.rows else "about "
     remaining = available * kept / len(rows)
     why = f"longer than {_LIMIT}={limit_tok}, up to {longest[0]} {prompts.unit}"

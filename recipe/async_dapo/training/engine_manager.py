@@ -94,6 +94,7 @@ class EngineManager(CheckpointEngineManager):
         for replica in [one for one in self.replicas if one.server_address in lost]:
             self._remove(replica)
         if lost and not self.replicas:
+            lost = self._ask(self._balancer.lost_engines.remote())
             raise EnginesUnavailable(
                 f"no engine is left: {'; '.join(lost.values())}. Start the command again: with "
                 "trainer.resume_mode=auto it goes on from the last checkpoint"
@@ -110,7 +111,8 @@ class EngineManager(CheckpointEngineManager):
             for worker, processes in zip(replica.workers_beside(), replica.processes, strict=True)
         ]
         try:
-            ray.get(endings, timeout=self._options.engine_timeout_s)
+            for exception in filter(None, ray.get(endings, timeout=self._options.engine_timeout_s)):
+                self._ask(self._balancer.explain_loss.remote(replica.server_address, f"died: {exception}"))
         except RayActorError:
             logger.warning("%s: a worker beside it is gone as well, with its node or before", replica)
         except GetTimeoutError:

@@ -356,9 +356,10 @@ class AsyncDAPOTrainer(PPOTrainer):
             with saving(folder, to_frames(self.replay_buffer.state()), has_routes=replays):
                 super()._save_checkpoint()
         except (OSError, RuntimeError) as error:  # torch's says nothing of a full disk
-            free_gb = shutil.disk_usage(self.config.trainer.default_local_dir).free / 1e9
+            is_there = folder.parent.exists()
+            room = f"{shutil.disk_usage(folder.parent).free / 1e9:.1f} GB are free there" if is_there else "it is gone"
             raise RuntimeError(
-                f"{error}\n{folder} could not be written whole: {free_gb:.1f} GB are free there, seen from this node; "
+                f"{error}\n{folder} could not be written whole: {room}, seen from this node; "
                 "trainer.resume_mode=auto goes on from the newest complete checkpoint"
             ) from error
         self._checkpoints.saved(folder)

@@ -102,6 +102,7 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
         trainer.default_local_dir = str(folder / "checkpoints")
         trainer.resume_mode = "disable"
         config.async_dapo.report_dir = None  # seconds of its clock are not seconds
+        rollout.enable_rollout_routing_replay = False  # emulated engines have no experts
         trainer.total_training_steps = min(options.steps, trainer.total_training_steps or options.steps)
         if not have_own_gpus(config):
             rollout.nnodes, rollout.n_gpus_per_node = trainer.nnodes, trainer.n_gpus_per_node

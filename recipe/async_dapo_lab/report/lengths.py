@@ -1,4 +1,4 @@
-"""What a run records of its lengths, for `plan --from-run`."""
+"""What a run records of its lengths, for the report and `plan --lengths`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
