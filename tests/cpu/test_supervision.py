@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
+
 HERE = Path(__file__).parent
 # The shape of a Ray run: a driver, a daemon in its own session, and shared memory that nobody unlinks.
 DRIVER = """
@@ -127,6 +129,20 @@ def test_given_a_benchmark_when_it_is_terminated_then_its_training_ends_with_it(
     benchmark.send_signal(number)
     assert benchmark.wait(timeout=60) == 128 + number
     assert not psutil.pid_exists(training)
+
+
+def test_given_a_signal_while_the_process_starts_then_it_is_not_left_behind(tmp_path, monkeypatch) -> None:
+    started = []
+
+    def interrupted(command, **options):
+        started.append(popen(command, **options))
+        raise SystemExit(128 + signal.SIGTERM)  # as the handler does, before `with` has begun
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(SystemExit), TrainingProcess(["sleep", "600"], environment={}, log_file=tmp_path / "log"):
+        pass
+    assert not psutil.pid_exists(started[0].pid)
 
 
 # Is told to end once more while it ends what it has started.

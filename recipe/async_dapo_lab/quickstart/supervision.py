@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -62,15 +62,22 @@ class TrainingProcess:
     def __enter__(self) -> Self:
         _adopt_orphans()
         self._not_ours = {child.pid for child in psutil.Process().children()}
-        with self._log_file.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others
-            )
+        try:
+            with self._log_file.open("wb") as log:
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others
+                )
+        except BaseException:  # a signal while it starts: there is no `with` yet that would end it
+            for process in (started := self.descendants()):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(started)
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
