@@ -143,6 +143,7 @@ def test_given_a_signal_while_the_process_starts_then_it_is_not_left_behind(tmp_
     with pytest.raises(SystemExit), TrainingProcess(["sleep", "600"], environment={}, log_file=tmp_path / "log"):
         pass
     assert not psutil.pid_exists(started[0].pid)
+    started[0].wait()  # Popen has not seen its end
 
 
 # Is told to end once more while it ends what it has started.
