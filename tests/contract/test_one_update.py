@@ -24,21 +24,13 @@ from recipe.async_dapo.training import one_update
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 
-from ..support.composed_runs import compose_run, valid_overrides, write_files
+from ..support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
 
 ROWS, PROMPT_TOK, NEWEST = 8, 5, 6
 ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.model."
 OVERRIDES = (
     "algorithm.rollout_correction.rollout_is=token",
-    f"++{MODEL}override_config.attn_implementation=sdpa",
-    f"{ACTOR}strategy=fsdp2",
-    f"{ACTOR}fsdp_config.dtype=float32",
-    f"++{ACTOR}fsdp_config.mixed_precision={{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}}",
-    f"{ACTOR}fsdp_config.use_torch_compile=False",
-    f"{ACTOR}use_torch_compile=False",
-    f"{ACTOR}optim.lr=0.01",
-    f"{ACTOR}ppo_micro_batch_size_per_gpu=2",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
+    *CPU_WORKER,
 )
 TIMED = ("mfu", "_gb")
 TOKENS = ("response_mask", "old_log_probs", "rollout_log_probs", "policy_versions")

@@ -21,23 +21,15 @@ from recipe.async_dapo.training import one_update
 from recipe.async_dapo.weights.route_replay import RouteReplay, part_of
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 
-from ..support.composed_runs import compose_run, valid_overrides, write_files
+from ..support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
 from ..support.tiny_models import qwen3_moe
 
 LAYERS, EXPERTS, TOP_K, PROMPT_TOK = 2, 8, 2, 4
 LENS = (5, 1, 9, 7)
 ACTOR = "actor_rollout_ref.actor."
 OVERRIDES = (
-    "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-    f"{ACTOR}strategy=fsdp2",
-    f"{ACTOR}fsdp_config.dtype=float32",
-    f"++{ACTOR}fsdp_config.mixed_precision={{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}}",
-    f"{ACTOR}fsdp_config.use_torch_compile=False",
-    f"{ACTOR}use_torch_compile=False",
-    f"{ACTOR}optim.lr=0.01",
-    f"{ACTOR}ppo_micro_batch_size_per_gpu=2",
+    *CPU_WORKER,
     f"{ACTOR}calculate_entropy=False",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
     "actor_rollout_ref.rollout.enable_rollout_routing_replay=True",
 )
 VARIANTS = [

@@ -366,3 +366,10 @@ def test_given_a_frozen_request_when_its_resumption_is_cancelled_at_every_await_
     for first in range(count):
         simulate(main(frozenset({first})))
         simulate(main(frozenset({first, first + 1})))
+
+
+async def test_given_a_load_balancer_that_is_cut_off_when_a_request_ends_then_its_lease_comes_back_later() -> None:
+    it = world()
+    asyncio.get_running_loop().call_at(5.0, it.balancer_handle.cut_off, 5.0)
+    assert_whole(await it.generate())
+    await it.is_quiet()

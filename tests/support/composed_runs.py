@@ -111,6 +111,19 @@ def override(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     return config
 
 
+# Of verl's FSDP worker on a CPU, in float32, two trajectories at a time.
+_ACTOR = "actor_rollout_ref.actor."
+CPU_WORKER = (
+    "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+    f"{_ACTOR}strategy=fsdp2",
+    f"{_ACTOR}fsdp_config.dtype=float32",
+    f"++{_ACTOR}fsdp_config.mixed_precision={{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}}",
+    f"{_ACTOR}fsdp_config.use_torch_compile=False",
+    f"{_ACTOR}use_torch_compile=False",
+    f"{_ACTOR}optim.lr=0.01",
+    f"{_ACTOR}ppo_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
+)
 ComposeRun = Callable[..., DictConfig]
 
 

@@ -4,10 +4,13 @@ send many things in one.
 
 import asyncio
 import contextvars
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -98,7 +101,7 @@ class Gathered(Generic[T, R]):
         self._calling: asyncio.Task[None] | None = None
 
     def add(self, item: T) -> None:
-        """What becomes of its call is not told."""
+        """What becomes of its call is not told, but for a line in the log if it fails."""
         self._items.append(item)
         if self._calling is None:
             self._calling = asyncio.create_task(self._make_calls(), name="remote calls")
@@ -120,6 +123,8 @@ class Gathered(Generic[T, R]):
             except Exception as error:
                 if answer is not None:
                     answer.set_exception(error)
+                else:
+                    logger.warning("a call with %d items has failed: %s", len(items), error)
             else:
                 if answer is not None:
                     answer.set_result(result)

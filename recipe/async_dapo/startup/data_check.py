@@ -215,6 +215,14 @@ def _first_of_sources(table: Any) -> set[int]:
     return {pc.index(sources, source).as_py() for source in known[:SAMPLE_ROWS]}
 
 
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
 def _incomplete(table: Any, prompt_key: str) -> set[int]:
     """Of each column that every row must fill, the first row that does not."""
     found = set()
@@ -223,7 +231,7 @@ def _incomplete(table: Any, prompt_key: str) -> set[int]:
         if pa.types.is_struct(column.type) and column.type.get_field_index("ground_truth") >= 0:
             column = pc.struct_field(column, "ground_truth")
         lacks = pc.is_null(column)
-        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        if _is_list(column.type):
             lacks = pc.or_(lacks, pc.equal(pc.fill_null(pc.list_value_length(column), 0), 0))
         found.add(pc.index(lacks, True).as_py())
     return found - {-1}
@@ -234,9 +242,10 @@ def _longest(table: Any, prompt_key: str) -> set[int]:
     lengths = []
     for messages in table.data.column(prompt_key).chunks:
         kind = messages.type
-        if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type):
-            return set()
-        if (at := kind.value_type.get_field_index("content")) < 0 or not pa.types.is_string(kind.value_type[at].type):
+        at = (
+            kind.value_type.get_field_index("content") if _is_list(kind) and pa.types.is_struct(kind.value_type) else -1
+        )
+        if at < 0 or not _is_text(kind.value_type[at].type):
             return set()
         content = pc.struct_field(pc.list_flatten(messages), "content")
         size = pc.fill_null(pc.binary_length(content), 0).to_numpy()
@@ -323,7 +332,7 @@ def _check_lengths(
     if kept == len(rows):
         if config.data.filter_overlong_prompts or len(rows) == sample.rows:
             return ""
-        return f"{sample.key}: {len(rows)} of {sample.rows:,} prompts, with the longest texts, are checked for length"
+        return f"{sample.key}: {len(rows)} of {sample.rows:,} prompts are checked for length"
     about = "" if len(rows) == sample.rows else "about "
     remaining = available * kept / len(rows)
     why = f"longer than {_LIMIT}={limit_tok}, up to {longest[0]} {prompts.unit}"
