@@ -1,4 +1,4 @@
-"""Tables of what recipe and rehearsal declare: options, with the comments of their yaml files, and metrics."""
+"""Tables of what recipe and rehearsal declare: options, with the comments of their yaml files. Which metrics exist."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from benchmarks.support.tables import markdown
-from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS
+from recipe.async_dapo.record.keys import PREFIX, STALENESS_BUCKETS
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.rehearsal.options import NODE
 from recipe.async_dapo_lab.report.health import RULES, Rule
@@ -20,6 +19,7 @@ OPTIONS_FILE = RECIPES / "async_dapo" / "config" / "async_dapo_trainer.yaml"
 FSDP_FILE = OPTIONS_FILE.parent / "training_engine" / "dp.yaml"  # of `actor_rollout_ref.actor`
 REHEARSAL_FILE = RECIPES / "async_dapo_lab" / "rehearsal" / "options.yaml"
 VERLS_OPTIONS = Path(str(distribution("verl").locate_file("verl/trainer/config/_generated_ppo_trainer.yaml")))
+METRICS_PAGE = Path(__file__).parent / "metrics.md"
 OWN_NODE = "async_dapo"
 NOT_OPTIONS = ("hydra", "defaults")
 
@@ -32,16 +32,8 @@ FIRST_OPTIONS = {
     "async_dapo.rollout_pool_size": "you know better than the controller how much should run at once",
 }
 
-# Areas of metrics, by what a reader wants to know.
-THEMES = {
-    "Prompt groups": ("ledger", "round", "early_stop", "filter", "selection", "failure"),
-    "Engines and calls": ("load_balancer", "concurrency", "drafts", "calls", "turns"),
-    "Tokens": ("tokens", "partial", "staleness", "age", "length"),
-    "Corrections": ("importance", "mixture"),
-}
-
 _KEY = re.compile(r"( *)([a-z_0-9]+):(.*)")
-_BUCKET = "|".join(map(re.escape, STALENESS_BUCKETS))
+_METRIC = re.compile(rf"^\| `{PREFIX}(\S+)` \|", re.MULTILINE)
 
 
 def recipe_options() -> pd.DataFrame:
@@ -115,17 +107,7 @@ def _advice(rule: Rule) -> str:
     return re.sub(r"\b(async_dapo\.\w+(=\w+)?|algorithm[\w.]+|data\.\w+)", r"`\1`", text)
 
 
-def metrics() -> str:
-    """Every metric, a table for each theme; those that differ by a staleness only share a row."""
-    themes: dict[str, dict[str, str]] = {theme: {} for theme in THEMES}
-    theme_of = {area: theme for theme, areas in THEMES.items() for area in areas}
-    for name, meaning in METRICS.items():
-        family = re.sub(rf"/({_BUCKET})$", "/*", name)
-        text = re.sub(rf"staleness ({_BUCKET})\b", "staleness *", meaning)
-        themes[theme_of[name.split("/")[0]]].setdefault(family, text)
-    return "\n".join(_theme(theme, families) for theme, families in themes.items())
-
-
-def _theme(theme: str, families: dict[str, str]) -> str:
-    rows = [(f"`{PREFIX}{family}`", meaning) for family, meaning in families.items()]
-    return f"### {theme}\n\n{markdown(pd.DataFrame(rows, columns=['Metric', 'Meaning']))}"
+def metrics() -> set[str]:
+    """The metrics that the page explains, without their prefix; a row with a star stands for each staleness."""
+    _, _, tables = METRICS_PAGE.read_text().partition("## All metrics")
+    return {row.replace("*", bucket) for row in _METRIC.findall(tables) for bucket in STALENESS_BUCKETS}

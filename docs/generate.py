@@ -83,7 +83,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "rehearsal's options": table(declared.rehearsal_options),
         "verl's options": table(declared.verl_defaults),
     },
-    "docs/metrics.md": {"is it helping": table(declared.healthy_ranges), "metrics": declared.metrics},
+    "docs/metrics.md": {"is it helping": table(declared.healthy_ranges)},
     "docs/models.md": {"support": table(support), "reach": table(reach.scripts)},
     "docs/cluster.md": {"memory": table(memory_table)},
     "docs/separate.md": {"measured": evidence.separate_measured},

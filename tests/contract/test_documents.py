@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from docs.declared import metrics
 from docs.generate import PARTS, up_to_date
-from recipe.async_dapo.training.metrics import METRICS, PREFIX
+from recipe.async_dapo.record.keys import PREFIX
 from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL
 
 from ..support.composed_runs import compose_run
@@ -97,7 +98,7 @@ def _has(config: DictConfig, key: str) -> bool:
 @every_page
 def test_metrics_that_are_named_exist(name: str) -> None:
     named = {code.removeprefix(PREFIX) for code in page(name).code if code.startswith(PREFIX)}
-    known = "\n".join(METRICS)
+    known = "\n".join(metrics())
     unknown = {
         metric
         for metric in named

@@ -13,6 +13,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from benchmarks.side_by_side.run import VERL_DISCARDS
+from docs.declared import metrics
 from recipe.async_dapo import store
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import RolloutStrategy
@@ -22,7 +23,7 @@ from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.rollout.reports import WorkerReport
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
-from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS, _drafts, _load, _tokens
+from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _drafts, _load, _tokens
 from recipe.async_dapo.training.mixture import MixtureLogProbs
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -57,7 +58,7 @@ def test_emitted_and_declared_metrics_are_the_same(monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     cluster.close()
     mixture = mixture_keys(monkeypatch, options)
-    declared = {PREFIX + name for name in METRICS}
+    declared = {PREFIX + name for name in metrics()}
     drafted = EngineLoad(kv_room_tok=1, max_num_seqs=1, generated_tok=30, drafted_tok=40, accepted_tok=10)
     drafts = {PREFIX + name for name in _drafts([drafted])}
     assert emitted | importance_keys() | mixture | drafts == declared

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from docs.declared import metrics
 from recipe.async_dapo.startup.preflight import check_all
-from recipe.async_dapo.training.metrics import METRICS
 from recipe.async_dapo_lab.gpu_check.assets import SMALL, make_config, make_model
 from recipe.async_dapo_lab.gpu_check.reward import compute_score
 from recipe.async_dapo_lab.gpu_check.training import BOUNDS, Case, cases, judge_training, overrides
@@ -81,7 +81,7 @@ def test_given_a_first_step_whose_tokens_are_all_fresh_when_they_differ_on_avera
 
 def test_the_recipe_logs_the_metrics_that_are_judged() -> None:
     judged = {name.removeprefix("async_dapo/") for name in step(1) if name.startswith("async_dapo/")}
-    assert judged <= METRICS.keys()
+    assert judged <= metrics()
 
 
 def test_given_too_few_steps_when_judged_then_the_end_of_the_run_is_told() -> None:

@@ -1,8 +1,9 @@
 """The one line a step writes."""
 
+from docs.declared import metrics
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.record.console import Pace, accuracy_name, accuracy_of, step_line
-from recipe.async_dapo.training.metrics import METRICS, PREFIX
+from recipe.async_dapo.record.keys import PREFIX
 
 STEP = {
     keys.STEP_S: 41.24,
@@ -66,4 +67,4 @@ def test_metrics_of_this_recipe_that_lines_and_reports_read_exist() -> None:
     wanted = {name for name in ours if not name.endswith("/")}
     wanted |= {f"ledger/{term}" for term in keys.LEDGER_TERMS}
     wanted |= {f"staleness/tokens/{bucket}" for bucket in keys.STALENESS_BUCKETS}
-    assert len(wanted) > 25 and wanted <= set(METRICS)
+    assert len(wanted) > 25 and wanted <= metrics()

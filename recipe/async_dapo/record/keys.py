@@ -1,4 +1,4 @@
-"""Names of the metrics that lines and reports are made of; a test holds those of this recipe against `METRICS`."""
+"""Names of the metrics that lines and reports are made of."""
 
 STEP_S = "timing_s/step"
 ROLLOUT_S = "timing_s/gen"

@@ -1,4 +1,4 @@
-"""Every metric the recipe logs, what it means, and how a round becomes metrics."""
+"""How a round becomes metrics; `docs/metrics.md` says what each one means."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -17,98 +17,6 @@ from ..core.staleness import VersionShares
 from ..record.keys import PREFIX, STALENESS_BUCKETS
 from ..rollout.reports import RoundRecord, WorkerReport
 
-# Name without the prefix -> meaning. The README's table is generated from this; a test refuses other keys.
-METRICS: dict[str, str] = {
-    "ledger/drawn": "prompt groups drawn since the start of the run [groups]",
-    "ledger/trained": "of these: trained on [groups]",
-    "ledger/filtered": "of these: dropped because their metric does not vary [groups]",
-    "ledger/failed": "of these: dropped because a trajectory failed for good [groups]",
-    "ledger/retired": "of these: given up, too stale or with agent loops that are gone; drawn again [groups]",
-    "ledger/waiting": "of these: waiting to be generated [groups]",
-    "ledger/deferred": "of these: set aside because of their prompts' history [groups]",
-    "ledger/buffered": "of these: kept with what they have generated [groups]",
-    "round/groups_to_hold": "over-sampling target at the start of the next step [groups]",
-    "round/trained_groups": "groups in this step's batch [groups]",
-    "round/rollout_s": "from the opening of the round to the last worker's report [s]",
-    "early_stop/stop_latency_s": "from the report that met the stop rule until every request is back [s]",
-    "early_stop/interrupted_groups": "groups that the stop interrupted [groups]",
-    "early_stop/redrawn_groups": "complete, but behind those that fifo waits for; with discard queued again [groups]",
-    "early_stop/lost_reports": "started groups that no worker gave back; queued again [groups]",
-    "filter/rejected_groups": "groups whose metric does not vary [groups]",
-    "filter/valid_share": "share of groups that is expected to be valid in the next step [0-1]",
-    "filter/rejected_ratio": "share of rejected groups, of all that were judged [0-1]",
-    "selection/skipped_prompts": "prompts deferred [groups]",
-    "failure/groups": "groups dropped because a trajectory failed for good [groups]",
-    "failure/killed_reward_processes": "reward processes killed because a call hung, or ended by a call [count]",
-    "calls/replayed": "calls answered from the record of resumed trajectories, or by a call that ran on [count]",
-    "calls/carried": "calls that ran on when this step's stop interrupted their trajectories [count]",
-    "calls/kept_loops": "agent loops with a state that stayed alive over this step's stop [count]",
-    "calls/lost_loops": "agent loops with replayable = False that were gone: their groups are retired [count]",
-    "calls/failed": "calls of tools that raised or took longer than async_dapo.calls.timeout_s [count]",
-    "calls/failed_ratio": "share of them, of all calls of tools that were answered [0-1]",
-    "calls/waiting_max": "most trajectories that waited for calls at once, and so held no engine [trajectories]",
-    "turns/mean": "turns of the model in a trajectory, of those that ended [count]",
-    "turns/tokens/mean": "tokens of a turn [tokens]",
-    "turns/calls_s": "time that a trajectory spent in calls of tools, over all its steps, of those that ended [s]",
-    "load_balancer/requests": "leases granted [requests]",
-    "load_balancer/servers": "servers that generate, at the end of the round [servers]",
-    "load_balancer/lost_servers": "servers that died, or were ended because they did not answer, since the start of "
-    "the run [servers]",
-    "load_balancer/inflight/max": "most requests in flight at once [requests]",
-    "load_balancer/idle_ratio": "share of capacity left empty over the round, of the most requests in flight at once "
-    "[0-1]",
-    # With placement=separate only.
-    "load_balancer/versions_behind": "policy versions that the oldest weights in an engine are behind the trainer's, "
-    "where engines have GPUs of their own [versions]",
-    "load_balancer/update_s": "time that an engine takes no requests for new weights, mean, there [s]",
-    # Always.
-    "concurrency/kv_peak": "largest share of a server's KV cache in use [0-1]",
-    "concurrency/preemptions": "requests that engines preempted because the KV cache was full [count]",
-    # With drafts only.
-    "drafts/tok_per_step": "tokens of a response that an engine's step yields, mean over this training step [tokens]",
-    "tokens/trained": "generated tokens in the batch, without withheld ones [tokens]",
-    "tokens/discarded": "tokens thrown away: interrupted without being kept, retired, withheld, diverged, or of failed "
-    "groups [tokens]",
-    "tokens/filtered": "tokens of groups that the filter removed [tokens]",
-    "tokens/waste_ratio": "thrown-away tokens over thrown-away plus trained ones [0-1]",
-    "partial/off_policy_token_ratio": "share of the batch's tokens from older policy versions [0-1]",
-    "partial/resumed_groups": "groups continued from earlier steps [groups]",
-    "partial/withheld_tokens": "too stale tokens taken out of the loss [tokens]",
-    "partial/found_tokens": "context tokens of continued requests that engines had kept [tokens]",
-    "partial/reprefilled_tokens": "context tokens computed again for continued requests [tokens]",
-    "partial/diverged_tokens": "recorded tokens dropped because a resumed agent loop took another way [tokens]",
-    "partial/buffer_tokens": "tokens kept in unfinished groups for the next step [tokens]",
-    "staleness/mean": "staleness of the batch's tokens, withheld ones included [versions]",
-    "staleness/max": "staleness of the batch's oldest token, withheld ones included [versions]",
-    **{
-        f"staleness/tokens/{name}": f"share of the batch's tokens with staleness {name} [0-1]"
-        for name in STALENESS_BUCKETS
-    },
-    "age/max": "most rounds that one of the batch's trajectories was carried over unfinished [rounds]",
-    "length/trained/mean": "response length of trained groups over the sliding window [tokens]",
-    "length/dispatched/mean": "response length of all groups that could have been trained, each with its longest "
-    "attempt, same window [tokens]",
-    "length/trained_to_dispatched": "ratio of the two: below 1, training prefers short answers",
-    "length/dispatched/p50": "median response length of dispatched groups over the window [tokens]",
-    "length/dispatched/p90": "90 % quantile [tokens]",
-    "importance/not_finite_tokens": "tokens of the loss whose ratio is no finite number: left out below [tokens]",
-    "importance/overall/ess_ratio": "effective sample size of the token ratios pi_prox / mu over their number, all "
-    "tokens of the loss, rejected ones included; with mixture, mu is the mixture [0-1]",
-    "importance/overall/ratio_max": "largest pi_prox / mu of these tokens",
-    "importance/overall/k3_kl": "k3 estimate of KL(mu || pi_prox) over these tokens [nats per token]",
-    "importance/staleness_0/ratio_max": "largest pi_prox / mu of the newest version's tokens: 1 where engines and "
-    "trainer agree",
-    "importance/staleness_0/k3_kl": "k3 estimate of KL(mu || pi_prox) over these tokens: 0 where engines and trainer "
-    "agree [nats per token]",
-    # With importance_sampling=mixture only.
-    "mixture/scored_trajectories": "trajectories scored under older versions, once for each version [trajectories]",
-    "mixture/token_share": "share of the batch's tokens that have a mixture of several versions [0-1]",
-    "mixture/unknown_share": "share of the batch's tokens whose group has versions without a snapshot, as after a "
-    "resume; corrected as under decoupled [0-1]",
-    "mixture/snapshot_bytes": "CPU memory of all versions that are kept, over all ranks [bytes]",
-}
-
-
 VOTES = "pred"  # the field by which verl counts what most answers to a prompt say
 
 
@@ -123,7 +31,7 @@ def round_metrics(
     lengths: LengthBiasWindow,
     skipped: int,
 ) -> dict[str, float]:
-    """The step's metrics. Keys are those of `METRICS`, prefixed.
+    """The step's metrics, by their names.
 
     Args:
         versions: of the batch.
