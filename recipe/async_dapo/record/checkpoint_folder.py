@@ -96,13 +96,8 @@ def verify(folder: Path) -> Complete:
         DamagedCheckpoint: naming the path and what is wrong.
     """
     complete = read_complete(folder)
-    path = folder / POOL_FILE
-    try:
-        with open(path, "rb") as file:
-            checksum = hashlib.file_digest(file, _hasher).hexdigest()
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
-    _compare(checksum, complete, path)
+    for _ in read_pool(folder):
+        pass
     return complete
 
 
@@ -129,7 +124,8 @@ def read_pool(folder: Path) -> Iterator[bytes]:
                 yield frame
     except OSError as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
-    _compare(hasher.hexdigest(), complete, path)
+    if hasher.hexdigest() != complete.pool_blake2b:
+        raise DamagedCheckpoint(f"{path} has another content than was written: its checksum differs")
 
 
 def read_complete(folder: Path) -> Complete:
@@ -178,11 +174,6 @@ def _check_size(folder: Path, name: str, size: int) -> None:
         raise DamagedCheckpoint(f"{path} is missing") from error
     if found != size:
         raise DamagedCheckpoint(f"{path} has {found} bytes, {size} were written")
-
-
-def _compare(checksum: str, complete: Complete, path: Path) -> None:
-    if checksum != complete.pool_blake2b:
-        raise DamagedCheckpoint(f"{path} has another content than was written: its checksum differs")
 
 
 def _write_pool(path: Path, frames: Iterable[bytes]) -> str:

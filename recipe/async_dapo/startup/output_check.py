@@ -30,7 +30,6 @@ from .verl_options import listed
 logger = logging.getLogger(__name__)
 
 NEWEST_FILE = "latest_checkpointed_iteration.txt"  # verl's name; holds a step
-MAX_NEWEST_BYTES = 32
 STORAGE_UNITS_FILE = "transfer_queue/simple_storage/storage_unit_info.json"  # TransferQueue's; a list of all units
 _RANKS = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")  # of FSDP and VeOmni
 
@@ -122,28 +121,35 @@ def _check_named(config: DictConfig) -> Path:
 
 
 def _check_newest(config: DictConfig, root: Path) -> Path | None:
-    older = checkpoint_folders(root)
-    try:
-        if (step := _newest_step(root)) is None:
-            if not _first_complete(older):
-                return None  # nothing was ever saved here
-            raise DamagedCheckpoint(f"{root / NEWEST_FILE} is missing")
-        older = [folder for folder in older if step_of(folder) < step]
-        newest = root / f"{STEP_FOLDER}{step}"
-        verify(newest)
-        return newest
-    except DamagedCheckpoint as damage:
-        folder = _first_complete(older)
-        if folder is None:
-            raise refused(
-                config,
-                "trainer.default_local_dir",
-                f"{damage}, and there is no older complete checkpoint; restore it, name another one "
-                "(trainer.resume_mode=resume_path), or start anew with trainer.resume_mode=disable",
-            ) from damage
-        logger.warning("trainer.resume_mode=auto: %s; resuming from %s, the newest complete one", damage, folder)
-        config.trainer.resume_from_path = str(folder)
+    """The checkpoint to resume from: that of the step which verl has noted, or the newest complete one before it; None
+    where nothing was ever saved.
+    """
+    note, folders = root / NEWEST_FILE, checkpoint_folders(root)
+    noted = note.read_bytes().strip() if note.exists() else b""
+    damage: DamagedCheckpoint | None = None
+    if noted.isdigit():
+        newest = root / f"{STEP_FOLDER}{int(noted)}"
+        folders = [newest, *(folder for folder in folders if step_of(folder) < int(noted))]
+    else:
+        damage = DamagedCheckpoint(f"{note} holds no step")
+    for folder in folders:
+        try:
+            verify(folder)
+        except DamagedCheckpoint as found:
+            damage = damage or found
+            continue
+        if damage is not None:
+            logger.warning("trainer.resume_mode=auto: %s; resuming from %s, the newest complete one", damage, folder)
+            config.trainer.resume_from_path = str(folder)
         return folder
+    if note.exists():
+        raise refused(
+            config,
+            "trainer.default_local_dir",
+            f"{damage}, and there is no older complete checkpoint; restore it, name another one "
+            "(trainer.resume_mode=resume_path), or start anew with trainer.resume_mode=disable",
+        ) from damage
+    return None
 
 
 def _check_ranks(config: DictConfig, folder: Path) -> None:
@@ -196,28 +202,3 @@ def _check_routes(config: DictConfig, folder: Path) -> None:
     if saved is not bool(OmegaConf.select(config, key)):
         remedy = f"{folder} was saved with {saved}; set that, or begin a new run with its weights (docs/cluster.md)"
         raise refused(config, key, remedy)
-
-
-def _newest_step(root: Path) -> int | None:
-    """The step that verl has noted as the newest; None where it has not."""
-    path = root / NEWEST_FILE
-    try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_NEWEST_BYTES)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
-    if len(text) == MAX_NEWEST_BYTES or not text.strip().isdigit():
-        raise DamagedCheckpoint(f"{path} holds {text!r} instead of a step")
-    return int(text)
-
-
-def _first_complete(folders: list[Path]) -> Path | None:
-    for folder in folders:
-        try:
-            verify(folder)
-        except DamagedCheckpoint:
-            continue
-        return folder
-    return None
