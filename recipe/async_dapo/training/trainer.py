@@ -87,6 +87,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     """One step: open a round, wait for its stop, train on exactly B valid groups, update the engines' weights."""
 
     checkpoint_manager: CheckpointEngineManager
+    checkpoint_callback: CheckpointCallback
     _engines_class: type[EngineManager] = EngineManager
     _worker_class: type[AsyncDAPOActorRolloutRefWorker] = AsyncDAPOActorRolloutRefWorker
     _has_told_fields = False
