@@ -267,7 +267,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         actor, ranks = self.config.actor_rollout_ref.actor, 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
         rows = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-        if rows < len(batch) and not actor.shuffle:
+        has_updates = self.config.trainer.critic_warmup <= self.global_steps  # else rows do not divide the batch
+        if has_updates and rows < len(batch) and not actor.shuffle:
             work = calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
             padding, equal = map(store.is_padding, batch.tags), partial(get_seqlen_balanced_partitions, equal_size=True)
             batch.reorder(balanced_order(batch.keys, work, [*padding], ranks=ranks, rows=rows, partition=equal))
