@@ -23,6 +23,7 @@ def make_round(
     carried: int = 0,
     must_finish: tuple[str, ...] = (),
     pool_size: int | None = None,
+    most_unfinished: int | None = None,
     draws_again: bool = False,
 ) -> Round:
     return Round(
@@ -34,6 +35,7 @@ def make_round(
             drains=name in (StopRuleName.DRAIN, None),
             must_finish=frozenset(must_finish),
             pool_size=pool_size,
+            most_unfinished=most_unfinished,
             draws_again=draws_again,
         )
     )
@@ -54,9 +56,10 @@ class RoundMachine(RuleBasedStateMachine):
         carried=st.integers(0, 3),
         num_must_finish=st.integers(0, 2),
         pool_size=st.none() | st.integers(1, 5),
+        most=st.none() | st.integers(5, 9),
     )
-    def open(self, name, enough, carried, num_must_finish, pool_size) -> None:
-        self.name, self.target, self.carried, self.pool_size = name, enough, carried, pool_size
+    def open(self, name, enough, carried, num_must_finish, pool_size, most) -> None:
+        self.name, self.target, self.carried, self.pool_size, self.most = name, enough, carried, pool_size, most
         must_finish = tuple(f"group-{k}" for k in range(num_must_finish if name else 0))
         self.round = make_round(
             name,
@@ -64,6 +67,7 @@ class RoundMachine(RuleBasedStateMachine):
             carried=carried,
             must_finish=must_finish,
             pool_size=pool_size,
+            most_unfinished=most,
         )
         self.must_finish = set(must_finish)
         self.waiting: list[str] = []
@@ -156,7 +160,9 @@ class RoundMachine(RuleBasedStateMachine):
     @property
     def has_capacity(self) -> bool:
         unfinished = self.inflight + sum(self.sizes[uid] for uid in self.attached)  # those hold theirs already
-        return self.pool_size is None or unfinished - self.in_calls.total() < self.pool_size
+        return (self.pool_size is None or unfinished - self.in_calls.total() < self.pool_size) and (
+            self.most is None or unfinished < self.most
+        )
 
     @property
     def num_valid(self) -> int:

@@ -9,7 +9,7 @@ WORKERS = 3
 
 
 def unbounded() -> RoundGroups:
-    return RoundGroups(pool_size=None)
+    return RoundGroups(pool_size=None, most_unfinished=None)
 
 
 def waiting(*uids: str, **about) -> list[WaitingGroup]:

@@ -1,13 +1,14 @@
 """What is known of a group before all of its trajectories have ended, and how many groups are held because of it."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.outcome import SAME_METRIC, Verdict, is_certain, judge_group
-from recipe.async_dapo.core.over_sampling import LEAST_VALID_SHARE, AtHand, OverSampling
+from recipe.async_dapo.core.outcome import SAME_METRIC, GroupOutcome, Verdict, is_certain, judge_group
+from recipe.async_dapo.core.over_sampling import LEAST_VALID_SHARE, AtHand, OverSampling, RoundSize
 from recipe.async_dapo.core.staleness import StalenessLimit
 
 
@@ -60,6 +61,30 @@ def test_given_half_of_the_groups_valid_then_twice_as_many_are_held_and_certain_
     assert over_sampling.groups_to_hold == 256
     assert over_sampling.missing(AtHand(certain=64, open=0)) == 128
     assert over_sampling.missing(AtHand(certain=0, open=64)) == 192
+
+
+def outcome(*lens_tok: int, verdict: Verdict = Verdict.VALID) -> GroupOutcome:
+    return GroupOutcome(prompt_uid="a", verdict=verdict, response_lens_tok=lens_tok)
+
+
+def size(max_staleness: int | None, **pool: Any) -> RoundSize:
+    limit = StalenessLimit(max_staleness=max_staleness)
+    return RoundSize(trajectories_per_batch=100, longest_tok=1000, staleness=limit, **pool)
+
+
+def test_given_a_limit_on_staleness_then_the_longest_response_that_starts_now_ends_in_time():
+    rounds = size(4)
+    rounds.observe([outcome(250, 250), outcome(900, verdict=Verdict.FAILED)])
+    assert rounds.staleness_bound(1.0) == 100  # 4 x 250 / 1000 = 1 round in flight for a mean one
+    assert rounds.most_unfinished(0.5) == 200 and rounds.pool_size(60) == 60
+    assert size(0).most_unfinished(1.0) == 100, "what one step needs is always allowed"
+    assert size(None).most_unfinished(1.0) is None
+
+
+@pytest.mark.parametrize(("named", "most"), [(60, 100), (300, 300), (None, None)])
+def test_given_a_pool_that_does_not_size_itself_then_it_is_what_was_named_and_all_of_it_may_be_unfinished(named, most):
+    rounds = size(0, named=named, sizes_itself=False)
+    assert (rounds.pool_size(5000), rounds.most_unfinished(1.0)) == (named, most)
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -38,6 +38,16 @@ def test_given_engines_with_little_room_then_no_more_is_in_flight_than_they_have
     assert cluster.manager.capacity == 2 * 256, "the sequences of an engine"
 
 
+def test_given_a_limit_on_staleness_then_the_pool_follows_the_lengths_that_were_seen(start) -> None:
+    cluster = start(options(**AUTO, max_staleness=2), task=Task(length_of=lambda prompt_ids: 100))
+    cluster.step()
+    metrics = cluster.step()
+    share = metrics["async_dapo/filter/valid_share"]
+    cluster.step()
+    assert cluster.specs[-1].most_unfinished == int(8 * 3 / share)
+    assert cluster.specs[-1].pool_size == 2 * 256, "the sequences of an engine"
+
+
 def test_given_a_checkpoint_then_the_next_run_begins_with_what_was_learned(start) -> None:
     cluster = start(options(**AUTO))
     cluster.steps(2)
@@ -81,12 +91,17 @@ def test_given_groups_that_the_stop_interrupts_then_those_that_are_certain_count
     assert pool.at_hand.certain == pool.num_carried + len(certain)
 
 
-def test_given_trajectories_that_wait_for_tools_then_others_take_their_places(start) -> None:
+@pytest.mark.parametrize(("max_staleness", "most"), [(None, 15), (0, 6)])
+def test_given_trajectories_that_wait_for_tools_then_others_take_their_places_as_far_as_staleness_allows(
+    start, max_staleness: int | None, most: int
+) -> None:
     """Five groups of three are held, and three trajectories may generate at once."""
-    opts = options(rollout_strategy=RolloutStrategy.PARTIAL, rollout_pool_size=3, num_workers=1)
+    opts = options(
+        rollout_strategy=RolloutStrategy.PARTIAL, rollout_pool_size=3, num_workers=1, max_staleness=max_staleness
+    )
     cluster = start(opts, task=Task(length_of=lambda prompt_ids: 10, tool_s=100.0))
     metrics = cluster.step()
-    assert metrics["async_dapo/calls/waiting_max"] == 15
+    assert metrics["async_dapo/calls/waiting_max"] == most
     assert metrics["async_dapo/load_balancer/inflight/max"] == 3
     assert metrics["async_dapo/round/rollout_s"] < 150, "one group after another would take twice the tool's time"
     turns = {name: metrics[f"async_dapo/turns/{name}"] for name in ("mean", "tokens/mean")}

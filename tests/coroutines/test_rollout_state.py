@@ -17,7 +17,7 @@ from recipe.async_dapo.core.concurrency import ConcurrencyState
 from recipe.async_dapo.core.journal import Call
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.length_bias import ObservedLengths
-from recipe.async_dapo.core.over_sampling import OverSamplingState
+from recipe.async_dapo.core.over_sampling import LengthsEnded, OverSamplingState
 from recipe.async_dapo.core.pool import CarriedGroup, PoolState
 from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.core.routes import Routes
@@ -122,6 +122,7 @@ def states(draw: st.DrawFn) -> RolloutState:
     return RolloutState(
         pool=pool,
         over_sampling=OverSamplingState(surplus=draw(COUNT), valid=draw(st.floats(0, 1e5)), judged=draw(FLOAT)),
+        ended=LengthsEnded(count=draw(FLOAT), tok=draw(FLOAT)),
         concurrency=draw(st.none() | st.builds(ConcurrencyState, context_tok=FLOAT, share=st.floats(0, 1))),
         lengths=tuple(lengths),
         history=draw(st.dictionaries(st.text(), st.builds(PassCount, right=FLOAT, wrong=FLOAT, visits=COUNT))),
@@ -234,11 +235,11 @@ def hostile_frames(folder: Path) -> dict[str, list[bytes]]:
         "more groups than there are": [head_with(waiting=2**62), group],
         "a group twice": [head_with(waiting=2), group, group],
         "a negative count": [head_with(waiting=-1), group],
-        "another type": [head_with(over_sampling="1"), group],
+        "another type": [head_with(ended="1"), group],
         "an unknown field": group_with(made_up=1),
         "a field of a process": group_with(parked=None),
         "a missing field": [head_with(), msgspec.msgpack.encode({"uid": "a"})],
-        "an unknown field of the head": [head_with(over_sampling=rest["over_sampling"] | {"made_up": 1}), group],
+        "an unknown field of the head": [head_with(ended=rest["ended"] | {"made_up": 1}), group],
         "text for bytes": group_with_trajectory(turns=[{**turn, "prompt_digest": "YWJj"}]),
         "half a token": group_with_trajectory(turns=[{**turn, "segments": [{**segment, "token_ids": b"123"}]}]),
         "a token without a log-prob": group_with_trajectory(turns=[{**turn, "segments": [segment]}]),

@@ -21,6 +21,7 @@ SEAMS = [
     (leases.LeaseTable, "request"),
     (leases.LeaseTable, "release"),
     (concurrency.ConcurrencyController, "end_round"),
+    (over_sampling.RoundSize, "most_unfinished"),
     (pool.PromptPool, "dispatch"),
     (pool.PromptPool, "settle"),
     (pool.PromptPool, "check_ledger"),

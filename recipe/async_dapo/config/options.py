@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..core.balance import Balance
 from ..core.one_pass import why_two_passes
-from ..core.over_sampling import OverSampling
+from ..core.over_sampling import OverSampling, RoundSize
 from ..core.prompt_history import Selection
 from ..core.round import RoundSpec
+from ..core.staleness import StalenessLimit
 from ..core.stop_rules import StopRuleName
 from .values import (
     Auto,
@@ -329,15 +330,19 @@ class AsyncDAPOConfig:
             max_partial_share=self.max_partial_share,
         )
 
-    def pool_size(self, capacity: int) -> int | None:
-        """Trajectories that may generate at once; None = only lanes bound what runs.
+    def round_size(self) -> RoundSize:
+        """How many trajectories may generate and be unfinished at once."""
+        return RoundSize(
+            trajectories_per_batch=self.target_valid_groups * self.rollout_n,
+            longest_tok=self.max_response_length,
+            staleness=StalenessLimit(max_staleness=self.max_staleness),
+            named=self.fixed_pool_size,
+            sizes_itself=self.rollout_pool_size is Auto.AUTO,
+        )
 
-        Args:
-            capacity: requests that the engines may have in flight.
-        """
-        return capacity if self.rollout_pool_size is Auto.AUTO else self.fixed_pool_size
-
-    def round_spec(self, kind: type[S], *, capacity: int, over_sampling: OverSampling, **of_round: Any) -> S:
+    def round_spec(
+        self, kind: type[S], *, capacity: int, over_sampling: OverSampling, round_size: RoundSize, **of_round: Any
+    ) -> S:
         """A training round.
 
         Args:
@@ -349,7 +354,8 @@ class AsyncDAPOConfig:
             target_valid_groups=self.target_valid_groups,
             drains=self.drains,
             draws_again=self.draws_again,
-            pool_size=self.pool_size(capacity),
+            pool_size=round_size.pool_size(capacity),
+            most_unfinished=round_size.most_unfinished(over_sampling.valid_share),
             most_trainable=self.most_trainable,
             valid_share=over_sampling.valid_share,
             counted_share=over_sampling.counted_share,

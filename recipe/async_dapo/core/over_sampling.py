@@ -1,4 +1,4 @@
-"""How many prompt groups to hold, and to draw at a time.
+"""How many prompt groups to hold, and how many trajectories a round may have unfinished at once.
 
 Groups are held as named (APRIL's semantics), or as predicted from what the step still needs:
 
@@ -11,8 +11,12 @@ versions in a batch, what is held beyond B is adapted to it (additive increase, 
 interrupts less.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, sqrt
+
+from .outcome import JUDGED, GroupOutcome
+from .staleness import StalenessLimit
 
 KEEPS_FACTOR, LOSES_FACTOR = 2.0, 1.2
 REMEMBERED = 0.5  # of the groups judged before, as the next step counts them
@@ -136,3 +140,80 @@ class OverSampling:
             return ceil(((KEEPS_FACTOR if self.keeps_tokens else LOSES_FACTOR) - 1) * self.target_valid_groups)
         chunks = -(-self.target_valid_groups // self.batch_size)
         return chunks * self.batch_size - self.target_valid_groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthsEnded:
+    """Responses of recent rounds, as a checkpoint keeps them."""
+
+    count: float = 0.0
+    tok: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundSize:
+    """How many trajectories may generate at once, and how many may be unfinished: as engines have capacity for and
+    staleness allows, or as many as are named.
+
+    By Little's law a trajectory stays in flight for (in flight) / (finished per round) rounds. One of twice the mean
+    length stays twice as long, so what is in flight is capped such that even the longest is trained before it is too
+    stale.
+
+    Args:
+        trajectories_per_batch: B n [count].
+        longest_tok: the response limit [tokens].
+        staleness: how old trained tokens may be.
+        named: `rollout_pool_size`, if it is a number [count].
+        sizes_itself: `rollout_pool_size=auto`; with neither, lanes bound what runs.
+    """
+
+    trajectories_per_batch: int
+    longest_tok: int
+    staleness: StalenessLimit
+    named: int | None = None
+    sizes_itself: bool = True
+    _ended: float = 0.0  # trajectories of recent rounds
+    _ended_tok: float = 0.0
+
+    @property
+    def mean_len_tok(self) -> float:
+        """Of the responses that ended lately; half the limit before any has [tokens]."""
+        return self._ended_tok / self._ended if self._ended else self.longest_tok / 2
+
+    def staleness_bound(self, valid_share: float) -> int | None:
+        """Most trajectories in flight that the limit on staleness allows; None = no limit.
+
+        Args:
+            valid_share: of the groups that end, those that are valid [0-1].
+        """
+        rounds = self.staleness.rounds_in_flight(self.mean_len_tok, self.longest_tok)
+        return None if rounds is None else int(rounds * self.trajectories_per_batch / valid_share)
+
+    def pool_size(self, capacity: int) -> int | None:
+        """Trajectories that may generate at once; None = only lanes bound what runs.
+
+        Args:
+            capacity: requests that the engines may have in flight.
+        """
+        return capacity if self.sizes_itself else self.named
+
+    def most_unfinished(self, valid_share: float) -> int | None:
+        """Trajectories that may be unfinished at once, those included that wait for calls and need no engine: they
+        grow old, too. None = no limit but the pool's size.
+        """
+        bound = self.staleness_bound(valid_share)
+        if bound is None or not (self.sizes_itself or self.named):
+            return None
+        return max(bound, self.named or 0)
+
+    def observe(self, outcomes: Iterable[GroupOutcome]) -> None:
+        """Take in the groups that ended in a round."""
+        lens_tok = [length for outcome in outcomes if outcome.verdict in JUDGED for length in outcome.response_lens_tok]
+        self._ended = REMEMBERED * self._ended + len(lens_tok)
+        self._ended_tok = REMEMBERED * self._ended_tok + sum(lens_tok)
+
+    def state(self) -> LengthsEnded:
+        return LengthsEnded(count=self._ended, tok=self._ended_tok)
+
+    def restore(self, state: LengthsEnded) -> None:
+        self._ended, self._ended_tok = state.count, state.tok

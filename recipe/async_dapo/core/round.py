@@ -52,6 +52,7 @@ class RoundSpec:
     must_finish: frozenset[str] = frozenset()  # too stale in the next step: the round does not halt before they ended
     # N' of CoPRIS: a group starts while fewer trajectories generate; None = only the lanes bound what runs
     pool_size: int | None = None
+    most_unfinished: int | None = None  # and while fewer are unfinished, those included that wait for calls
     # (1 + max_staleness) * B: as many valid groups as can be trained before tokens sampled now are too stale; None = no
     # limit on staleness.
     most_trainable: int | None = None
@@ -110,7 +111,7 @@ class Round:
         self._spec = spec
         self._rule = spec.make_rule()
         self._valid = spec.carried_valid_groups
-        self._groups = RoundGroups(pool_size=spec.pool_size)
+        self._groups = RoundGroups(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
         self._must_finish = set(spec.must_finish)
         self._start_order: list[str] = []
         self._outcomes: list[GroupOutcome] = []

@@ -73,10 +73,11 @@ class RoundGroups:
 
     Args:
         pool_size: N' of CoPRIS: a group starts while fewer trajectories generate; None = no limit.
+        most_unfinished: a group starts while fewer are unfinished, those that wait for calls included; None = no limit.
     """
 
-    def __init__(self, *, pool_size: int | None) -> None:
-        self.pool_size = pool_size
+    def __init__(self, *, pool_size: int | None, most_unfinished: int | None) -> None:
+        self._pool_size, self._most_unfinished = pool_size, most_unfinished
         self._entries: dict[str, _Entry] = {}  # waiting ones as added, running ones as started
         self._lines: dict[_Line, deque[tuple[int, str]]] = {}  # (position in the order of all, uid)
         self._order = count()
@@ -100,7 +101,12 @@ class RoundGroups:
     @property
     def has_capacity(self) -> bool:
         """Whether another group may start, one that holds no capacity of engines yet."""
-        return self.pool_size is None or self._unfinished - self._in_calls < self.pool_size
+        generate = self._unfinished - self._in_calls
+        is_open = self._pool_size is None or generate < self._pool_size
+        return is_open and (self._most_unfinished is None or self._unfinished < self._most_unfinished)
+
+    def resize(self, *, pool_size: int | None, most_unfinished: int | None) -> None:
+        self._pool_size, self._most_unfinished = pool_size, most_unfinished
 
     def add(self, groups: Iterable[WaitingGroup]) -> None:
         """Add waiting groups, in order of start."""

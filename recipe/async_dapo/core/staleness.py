@@ -2,8 +2,9 @@
 
 What keeps a trained token from being too old: a group of which no token could be trained on any more is retired before
 a round, and one that would be too stale in the next step is finished first (`PromptPool`). A group starts only while it
-can be trained in time (`Round`; `Deadlines`, where engines have GPUs of their own). Tokens that are too old all the
-same are masked out of the loss (`store.withhold`).
+can be trained in time (`Round`; `Deadlines`, where engines have GPUs of their own), and only while so few trajectories
+are unfinished that the longest ends in time (`RoundSize`). Tokens that are too old all the same are masked out of the
+loss (`store.withhold`).
 """
 
 from collections import Counter
@@ -28,6 +29,17 @@ class StalenessLimit:
     """
 
     max_staleness: int | None
+
+    def rounds_in_flight(self, mean_len_tok: float, longest_tok: int) -> float | None:
+        """How many rounds a mean trajectory may take, so that the longest one that starts now can still be trained on;
+        at least the round it starts in. None = no limit.
+
+        Args:
+            longest_tok: the response limit [tokens].
+        """
+        if self.max_staleness is None:
+            return None
+        return max(1.0, self.max_staleness * mean_len_tok / longest_tok)
 
     def oldest_trainable(self, step: int) -> int:
         """The oldest policy version whose tokens may be trained on in this step."""

@@ -22,7 +22,7 @@ POOL_FILE = "async_dapo_pool.msgpack"
 COMPLETE_FILE = "async_dapo_complete.json"
 STEP_FOLDER = "global_step_"  # verl's name
 
-FORMAT = 7
+FORMAT = 6
 MAX_COMPLETE_BYTES = 16 * 2**20  # the names of some hundred thousand files
 _LENGTH_BYTES = 8
 

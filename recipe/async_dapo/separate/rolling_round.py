@@ -73,7 +73,7 @@ class RollingRound(Round):
 
     def resize(self, spec: RollingSpec) -> None:
         """How much may be under way from now on."""
-        self._groups.pool_size = spec.pool_size
+        self._groups.resize(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
         self._spec = replace(self._spec, most_begun=spec.most_begun, counted_share=spec.counted_share)
 
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:

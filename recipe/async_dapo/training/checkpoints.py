@@ -23,7 +23,7 @@ from verl.experimental.agent_loop import AgentLoopOutput
 from ..config.options import checkpoints_to_keep
 from ..core.concurrency import ConcurrencyState
 from ..core.length_bias import ObservedLengths
-from ..core.over_sampling import OverSamplingState
+from ..core.over_sampling import LengthsEnded, OverSamplingState
 from ..core.pool import CarriedGroup, PoolState
 from ..core.prompt_history import PassCount
 from ..core.trajectory import PromptGroup, Trajectory
@@ -41,6 +41,7 @@ class RolloutState:
 
     pool: PoolState
     over_sampling: OverSamplingState = field(default_factory=lambda: OverSamplingState(surplus=0))
+    ended: LengthsEnded = field(default_factory=LengthsEnded)
     concurrency: ConcurrencyState | None = None  # None before the first round has ended
     lengths: tuple[ObservedLengths, ...] = ()
     history: dict[str, PassCount] = field(default_factory=dict)

@@ -104,6 +104,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._has_opened = False
         self._lengths = LengthBiasWindow(LENGTH_BIAS_WINDOW)
         self._over_sampling = options.over_sampling()
+        self._round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
         self.recorder = load_recorder(options.recorder)
         self.left_out = 0  # trajectories of a validation that failed [count]
@@ -166,6 +167,7 @@ class RoundReplayBuffer(ReplayBuffer):
             kind,
             capacity=self.manager.capacity,
             over_sampling=self._over_sampling,
+            round_size=self._round_size,
             **of_round,
         )
 
@@ -221,6 +223,7 @@ class RoundReplayBuffer(ReplayBuffer):
         return RolloutState(
             pool=self.pool.state(),
             over_sampling=self._over_sampling.state(),
+            ended=self._round_size.state(),
             concurrency=self._concurrency_state,
             lengths=self._lengths.state(),
             history=self.history.state(),
@@ -235,6 +238,7 @@ class RoundReplayBuffer(ReplayBuffer):
         """
         self.pool.restore(state.pool)
         self._over_sampling.restore(state.over_sampling)
+        self._round_size.restore(state.ended)
         self._concurrency_state = state.concurrency
         self._lengths.restore(state.lengths)
         if state.history:
@@ -254,6 +258,7 @@ class RoundReplayBuffer(ReplayBuffer):
         """What the next round is sized by."""
         valid, filtered = (len(record.summary.ended(verdict)) for verdict in JUDGED)
         self._over_sampling.observe(versions.partial_share, valid=valid, judged=valid + filtered)
+        self._round_size.observe(record.summary.outcomes)
         self._concurrency_state = record.balancer.concurrency_state
 
     def _remember(self, summary: RoundSummary) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
-from ...async_dapo.core.over_sampling import OverSampling
+from ...async_dapo.core.over_sampling import OverSampling, RoundSize
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
 
@@ -114,7 +114,7 @@ def version_tags(groups: Iterable[PromptGroup]) -> list[VersionTag]:
 
 
 def observe_round(
-    over_sampling: OverSampling, outcomes: Sequence[GroupOutcome], *, partial_share: float
+    over_sampling: OverSampling, round_size: RoundSize, outcomes: Sequence[GroupOutcome], *, partial_share: float
 ) -> Counter[Verdict]:
     """As `RoundReplayBuffer` at the end of a round: what the next one is sized by. Returns how groups have ended."""
     ended = Counter(outcome.verdict for outcome in outcomes)
@@ -123,6 +123,7 @@ def observe_round(
         valid=ended[Verdict.VALID],
         judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
     )
+    round_size.observe(outcomes)
     return ended
 
 

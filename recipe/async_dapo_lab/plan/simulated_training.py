@@ -29,6 +29,7 @@ class TrainingRun:
         self._workload = scenario.workload()
         self._trainer = TrainerPasses(scenario, system.habits, self.options)
         self._over_sampling = self.options.over_sampling()
+        self._round_size = self.options.round_size()
         self._staleness = StalenessLimit(max_staleness=self.options.max_staleness)
         self._retries = 0
         self.pool = PromptPool(
@@ -45,7 +46,8 @@ class TrainingRun:
     @property
     def first_pool_size(self) -> int:
         """Trajectories that the first round may have unfinished at once."""
-        return self._spec().pool_size or self.options.lanes_hold
+        spec = self._spec()
+        return min((most for most in (spec.pool_size, spec.most_unfinished) if most), default=self.options.lanes_hold)
 
     @property
     def natural_len_tok(self) -> float:
@@ -114,6 +116,7 @@ class TrainingRun:
             RoundSpec,
             capacity=self._fleet.balance.capacity,
             over_sampling=self._over_sampling,
+            round_size=self._round_size,
             round_id=f"step-{self._step}",
             carried_valid_groups=self.pool.num_carried,
             must_finish=self.pool.must_finish(self._step),
@@ -140,7 +143,7 @@ class TrainingRun:
         self._stored = {uid: self._stored[uid] for uid in self.pool.carried_uids}
         versions = VersionShares.of(batch, step=self._step)
         outcomes = simulated.summary.outcomes
-        ended = observe_round(self._over_sampling, outcomes, partial_share=versions.partial_share)
+        ended = observe_round(self._over_sampling, self._round_size, outcomes, partial_share=versions.partial_share)
         buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
         log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok)
         rollout_s = simulated.rollout_s + self._scenario.constants.stop_s
