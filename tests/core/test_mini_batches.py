@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.mini_batches import balanced_order
+from recipe.async_dapo.core.mini_batches import balanced_order, rows_of_updates
 
 from ..support.imbalance import imbalance
 
@@ -24,10 +24,8 @@ def in_turns(work: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def updates_of(order: Sequence[int], *, ranks: int, rows: int) -> list[set[int]]:
-    """The rows of each update, as verl's ranks cut their parts."""
-    own, cell = len(order) // ranks, rows // ranks
-    parts = [order[rank * own :][:own] for rank in range(ranks)]
-    return [{row for part in parts for row in part[first : first + cell]} for first in range(0, own, cell)]
+    """The rows of each update."""
+    return [{order[place] for place in update} for update in rows_of_updates(len(order), ranks=ranks, rows=rows)]
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.randoms(use_true_random=False))
