@@ -63,3 +63,8 @@ def test_padding_is_dealt_out_evenly(ranks: int, updates: int, share: int, data:
     assert sorted(order) == list(range(len(keys)))
     real = [sum(not padding[row] for row in update) for update in updates_of(order, ranks=ranks, rows=rows)]
     assert max(real) - min(real) <= 1
+
+
+def test_rows_that_do_not_divide_a_batch_leave_a_smaller_last_mini_batch() -> None:
+    """As while a critic warms up: the actor has no updates then."""
+    assert rows_of_updates(10, ranks=2, rows=6) == [[0, 1, 2, 5, 6, 7], [3, 4, 8, 9]]

@@ -16,7 +16,7 @@ def rows_of_updates(count: int, *, ranks: int, rows: int) -> list[list[int]]:
     """
     own, cell = count // ranks, rows // ranks
     return [
-        [rank * own + row for rank in range(ranks) for row in range(first, first + cell)]
+        [rank * own + row for rank in range(ranks) for row in range(first, min(first + cell, own))]
         for first in range(0, own, cell)
     ]
 
