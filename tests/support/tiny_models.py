@@ -77,12 +77,16 @@ def glm4_moe(tokenizer: Any) -> Any:
 
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
     head = {"num_nextn_predict_layers": 1}
-    return Glm4MoeForCausalLM(Glm4MoeConfig(**_TEXT, **_ids(tokenizer), **experts, **head, head_dim=32))
+    model = Glm4MoeForCausalLM(Glm4MoeConfig(**_TEXT, **_ids(tokenizer), **experts, **head, head_dim=32))
+    with torch.no_grad():  # the last token decides most, so that a head of one layer is often right
+        for name, parameter in model.named_parameters():
+            parameter *= 0.01 if "o_proj" in name or "down_proj" in name else 2.0 if "lm_head" in name else 1.0
+    return model
 
 
 def _add_head(folder: Path) -> None:
-    """A head that predicts the token after the next one, which transformers saves none of. It runs the model's last
-    layer on the next token's embedding, and so is right more often than a random one.
+    """A head that predicts the token after the next one, which transformers saves none of: the model's last layer, run
+    on the next token's embedding.
     """
     file, size, layers = folder / "model.safetensors", _TEXT["hidden_size"], _TEXT["num_hidden_layers"]
     weights, last, own = load_file(file), f"model.layers.{layers - 1}.", f"model.layers.{layers}."
