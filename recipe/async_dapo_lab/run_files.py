@@ -8,6 +8,7 @@ from typing import Any
 from ..async_dapo.record.run_files import read_lines
 
 LENGTHS_FILE = "lengths.jsonl"  # of responses, a line a group
+SAMPLES_FILE = "timeline.jsonl"  # engines over time, a line a step
 REPORT_FILE = "report.html"
 
 MOST_BYTES = 16_000_000  # beyond it the older half of the lines goes

@@ -20,12 +20,14 @@ OPTION = re.compile(r"([a-z_0-9]+(?:\.[a-z_0-9]+)+)(?:=.*)?", re.DOTALL)
 WRITTEN_BY_RUNS = {
     "outputs/",
     "config.yaml",
+    "timeline.png",
     "config.json",
     "summary.json",
     "rehearsal.json",
     "report.html",
     "run.json",
     "steps.jsonl",
+    "timeline.jsonl",
 }
 WRITTEN_BY_RUNS |= {
     "metrics.jsonl",

@@ -11,12 +11,13 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tracking import Tracking
 
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, metrics_file
+from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, metrics_file, read_lines
 from recipe.async_dapo.record.run_record import read_steps
 from recipe.async_dapo.training import tracking as ours
 from recipe.async_dapo.training.recorder import Recorder, load_recorder
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab import recorder as recorder_module
+from recipe.async_dapo_lab.run_files import SAMPLES_FILE
 from recipe.async_dapo_lab.train import RECORDER
 
 from ..support.composed_runs import compose_run
@@ -97,5 +98,6 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monk
     assert said[-1].startswith("step 10: hint: over 10 steps, async_dapo/load_balancer/idle_ratio is 0.9")
     assert "timing_s/step" not in capsys.readouterr().out
     assert [line.step for line in read_steps(tmp_path / "run" / STEPS_FILE)] == list(range(1, 11))
+    assert len(read_lines(tmp_path / "run" / SAMPLES_FILE)) == 10
     settings = json.loads((tmp_path / "run" / RUN_FILE).read_text())["settings"]
     assert {"data.train_batch_size", "rollout.n", "engines"} <= settings.keys()

@@ -8,13 +8,14 @@ import pytest
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.engines.load_balancer import LoadBalancerStats
-from recipe.async_dapo.rollout.reports import RoundRecord
+from recipe.async_dapo_lab.recorder import LabRecorder
 
 from ..support.separate_cluster import SEPARATE, SeparateCluster, separate_options, slow_by_half
 from ..support.simulated_cluster import resumed
 from ..support.simulated_worker import Task, random_task
 
 STRATEGIES = pytest.mark.parametrize("strategy", SEPARATE)
+TIMELINE_SEEDS = [pytest.param(seed, marks=() if seed in (3, 8, 13) else pytest.mark.nightly) for seed in range(36)]
 MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(31, 400)]
 
 
@@ -61,17 +62,35 @@ def test_given_a_steady_run_then_short_answers_are_not_preferred(start, strategy
     assert 0.9 < ratio < 1.1
 
 
+@pytest.mark.parametrize("seed", TIMELINE_SEEDS)
+@STRATEGIES
+def test_given_checkpoints_and_validations_between_steps_then_the_timeline_has_all_of_each_engine_in_order(
+    start, strategy, seed
+) -> None:
+    cluster = start(separate_options(strategy), SeparateCluster, task=random_task(seed), num_servers=2)
+    recorder = cluster.buffer.recorder = LabRecorder()
+    lines = []
+    for step in range(1, 9):
+        cluster.step()
+        if step % 2 == 0:
+            cluster.end_round()
+        if step % 3 == 0:
+            cluster.validate(2)
+        lines.append(recorder._take_timeline())
+    cluster.engines.await_newest_weights()
+    cluster.step()
+    lines.append(recorder._take_timeline())
+    for name in cluster.takers:
+        times = [sample.time_s for line in lines for sample in line.engines[name]]
+        assert times == sorted(times), "one sample of each batch, and of each stop"
+        assert len(times) == cluster.step_number + len(cluster.specs) - 1
+
+
 def test_given_a_checkpoint_before_a_step_s_batch_then_the_step_counts_what_engines_did_before_and_after_it(start):
     cluster = start(separate_options(RolloutStrategy.PARTIAL), SeparateCluster, task=random_task(3), num_servers=2)
     cluster.steps(2)
     parts: list[LoadBalancerStats] = []
-    note_ended = cluster.buffer._note_ended
-
-    def note(record: RoundRecord) -> None:
-        parts.append(record.balancer)
-        note_ended(record)
-
-    cluster.buffer._note_ended = note
+    cluster.buffer.recorder.engines_asked = parts.append
     cluster.run_for(3)
     cluster.end_round()
     cluster.step()

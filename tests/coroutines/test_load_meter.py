@@ -6,6 +6,7 @@ import pytest
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase, StatLoggerManager
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
+from recipe.async_dapo.core.concurrency import LoadSample
 from recipe.async_dapo.engines import load_meter
 from recipe.async_dapo.engines.load_meter import LoadMeter
 
@@ -84,3 +85,15 @@ def test_vllms_manager_tells_every_logger_in_its_list(clock):
     manager.stat_loggers = [LoadMeter(config(), [0])]
     manager.record(stats(1, 0.25), generated(3), None, 0)
     assert manager.stat_loggers[0].load().generated_tok == 3
+
+
+def test_samples_are_of_all_ranks_together_and_by_the_time_of_day(clock, monkeypatch):
+    monkeypatch.setattr(load_meter, "time", SimpleNamespace(monotonic=lambda: clock.now_s, time=lambda: 5000.0))
+    meter = LoadMeter(config(), [0, 1])
+    for now_s, rank, running, waiting, usage in ((1.0, 0, 2, 1, 0.25), (2.0, 1, 4, 0, 0.5), (3.0, 0, 1, 0, 0.125)):
+        clock.now_s = now_s
+        meter.record(stats(running, usage, waiting=waiting), None, engine_idx=rank)
+    samples = meter.samples().unpack()
+    assert samples == [LoadSample(4998, 2, 1, 0.25), LoadSample(4999, 6, 1, 0.5), LoadSample(5000, 5, 0, 0.5)]
+    meter.reset()
+    assert meter.samples().unpack() == []

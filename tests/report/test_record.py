@@ -11,7 +11,7 @@ from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, read_lines
 from recipe.async_dapo.record.run_record import RunDescription, StepRecord, all_causes, read_steps
 from recipe.async_dapo.training import recorder as recorder_module
 from recipe.async_dapo_lab.report.lengths import MOST_GROUPS, length_lines
-from recipe.async_dapo_lab.run_files import LENGTHS_FILE
+from recipe.async_dapo_lab.run_files import LENGTHS_FILE, SAMPLES_FILE
 
 from ..support.recorded_runs import ScriptedRecorder
 
@@ -75,7 +75,8 @@ def test_a_run_that_is_resumed_without_a_validation_counts_its_first_step_and_dr
     clock[0] += 100 + 10  # it starts up, and trains
     resumed.log({keys.STEP_S: 7.0, keys.VALIDATE_S: 3.0}, 2)
     assert [(line.step, line.time_s) for line in steps(tmp_path)] == [(1, 10.0), (2, 20.0)]
-    assert [line["step"] for line in read_lines(tmp_path / LENGTHS_FILE)] == [1, 2]
+    for name in (SAMPLES_FILE, LENGTHS_FILE):
+        assert [line["step"] for line in read_lines(tmp_path / name)] == [1, 2], name
 
 
 def test_a_new_run_in_the_same_folder_starts_a_new_record(tmp_path: Path, clock: list[float]) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recipe.async_dapo.core.concurrency import LoadSample
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.record.run_record import RunDescription
 from recipe.async_dapo.training.recorder import Recorder
-from recipe.async_dapo_lab.run_files import LENGTHS_FILE, BoundedFile
+from recipe.async_dapo_lab.report.record import LabRecord
+from recipe.async_dapo_lab.report.timeline import Span, StepTimeline
 
 ACCURACY = "val-core/math/acc/mean@1"
 
@@ -64,23 +66,29 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
 
 
 class ScriptedRecorder(Recorder):
-    """Writes what the lab's recorder does."""
+    """Steps of 40 s, each with 28 s of rollout on two engines; writes what the lab's recorder does."""
 
     def __init__(self, folder: Path, description: RunDescription, causes: dict[str, int]) -> None:
         super().__init__()
         self.write_to(folder, description)
-        self.causes = causes
+        self.causes, self.began_s = causes, 0.0
 
     def take_causes(self) -> dict[str, int]:
         return self.causes
 
-    def begin_record(self, folder: Path, *, first_step: int) -> None:
-        self.file = BoundedFile(folder / LENGTHS_FILE)
-        self.file.keep_before(first_step)
+    def begin_record(self, folder: Path, *, started_s: float, first_step: int) -> None:
+        self.record = LabRecord(folder, started_s=started_s, first_step=first_step)
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         super().log(data, step)
-        self.file.add({"step": step})
+        self.record.add(step, self.take_timeline(), lengths=[{"step": step}])
+
+    def take_timeline(self) -> StepTimeline:
+        began_s, self.began_s = self.began_s, self.began_s + 40.0
+        spans = [Span("rollout", began_s, began_s + 28), Span("training", began_s + 28, began_s + 38)]
+        spans.append(Span("weights", began_s + 38, began_s + 40))
+        samples = [LoadSample(began_s + second, 64 - 2 * second, max(0, 9 - second), 0.5) for second in range(28)]
+        return StepTimeline(spans=spans, engines={"server-0": samples, "server-1": samples[:20]})
 
 
 SHARES = (0.89, 0.1, 0.01, 0.0, 0.0)

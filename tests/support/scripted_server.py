@@ -1,14 +1,15 @@
 """A scripted engine server, for virtual time and, as `ray.remote(ScriptedServer)`, for real Ray. Imports no verl."""
 
 import asyncio
+from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from recipe.async_dapo.core.concurrency import EngineLoad
+from recipe.async_dapo.core.concurrency import EngineLoad, PackedSamples
 
 from .simulation import REMOTE
 
@@ -127,7 +128,7 @@ class ScriptedServer:
         else:
             await self.abort_requests(stopped)
             await self._idle.wait()
-        return self.load
+        return self._load_of_round
 
     async def allow_generation(self) -> EngineLoad:
         self.generated_tok = 0
@@ -140,7 +141,7 @@ class ScriptedServer:
         return self.load
 
     async def turn_over(self) -> EngineLoad:
-        load = self.load
+        load = self._load_of_round
         self.generated_tok = 0
         return load
 
@@ -159,6 +160,13 @@ class ScriptedServer:
             kv_tok_s=float(self.generated_tok),
             request_s=self.generated_tok * self.token_s,
         )
+
+    @property
+    def _load_of_round(self) -> EngineLoad:
+        """With one sample, of its end."""
+        now_s, running = asyncio.get_running_loop().time(), len(self.running)
+        samples = PackedSamples(array("d", [now_s]), array("i", [running]), array("i", [0]), array("f", [0.0]), 0.0)
+        return replace(self.load, samples=samples)
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         for request_id in request_ids:

@@ -7,7 +7,7 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-from ..core.concurrency import EngineLoad
+from ..core.concurrency import EngineLoad, LoadSamples, PackedSamples
 
 
 class Meter(Protocol):
@@ -15,6 +15,7 @@ class Meter(Protocol):
 
     def reset(self) -> None: ...
     def load(self) -> EngineLoad: ...
+    def samples(self) -> PackedSamples | None: ...
 
 
 class LoadMeter(AggregateStatLoggerBase):
@@ -48,6 +49,8 @@ class LoadMeter(AggregateStatLoggerBase):
         self._kv_peak = self._kv_tok_s = self._request_s = 0.0
         self._preemptions = self._generated_tok = self._drafted_tok = self._accepted_tok = 0
         self._last: dict[int, tuple[float, int, float]] = {}  # rank -> (time, running requests, KV usage)
+        self._waiting: dict[int, int] = {}  # rank -> requests
+        self._samples = LoadSamples()
 
     def record(
         self,
@@ -69,6 +72,11 @@ class LoadMeter(AggregateStatLoggerBase):
         running, usage = scheduler_stats.num_running_reqs, scheduler_stats.kv_cache_usage
         self._last[engine_idx] = now_s, running, usage
         self._kv_peak = max(self._kv_peak, usage)
+        self._waiting[engine_idx] = scheduler_stats.num_waiting_reqs
+        if self._samples.is_due():
+            ranks = self._last.values()
+            held, kv = sum(running for _, running, _ in ranks), max(usage for *_, usage in ranks)
+            self._samples.add(now_s, held, sum(self._waiting.values()), kv)
 
     def log_engine_initialized(self) -> None:
         pass
@@ -85,6 +93,10 @@ class LoadMeter(AggregateStatLoggerBase):
             accepted_tok=self._accepted_tok,
             request_s=self._request_s,
         )
+
+    def samples(self) -> PackedSamples:
+        """Since the server was opened; by the time of day, those of all nodes go together."""
+        return self._samples.packed(shift_s=time.time() - time.monotonic())
 
     def _pass_time(self, rank: int, now_s: float) -> None:
         """Since the rank's last step it has been running what it had after it."""

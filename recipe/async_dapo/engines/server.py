@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn, Self
 
@@ -275,9 +275,14 @@ class AsyncDAPOServer(vLLMHttpServer):
                     self._is_paused.set()
             elif self._requests.running():
                 await self._abort_all()
-            return self.load
+            return self._load_of_round()
         finally:  # the answer that the engine is idle goes out first: it would queue behind what was interrupted
             asyncio.get_running_loop().call_soon(self._delivers.set)
+
+    def _load_of_round(self) -> EngineLoad | None:
+        if self._meter is None:
+            return None
+        return replace(self._meter.load(), samples=self._meter.samples())
 
     async def _send_back_what_has_not_begun(self) -> None:
         not_begun = [request for request in self._requests.running() if not request.has_begun]
@@ -310,7 +315,7 @@ class AsyncDAPOServer(vLLMHttpServer):
 
     async def turn_over(self) -> EngineLoad | None:
         """What the engine has reported, which counts anew from now on, while it goes on."""
-        load = self.load
+        load = self._load_of_round()
         if self._meter is not None:
             self._meter.reset()
         return load

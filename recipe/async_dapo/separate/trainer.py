@@ -13,7 +13,6 @@ from typing import Any
 
 from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
-from verl.utils.debug import marked_timer
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from .. import store
@@ -132,7 +131,7 @@ class SeparateTrainer(AsyncDAPOTrainer):
         return {"rolling": True, "one_version": is_consistent}
 
     def on_step_end(self) -> None:
-        with marked_timer("update_weights", self.timing_raw, color="red"):
+        with self._updating_weights():
             self.checkpoint_manager.update_weights(self.global_steps)
 
     def on_validate_begin(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.outcome import CauseCounts
+from ..engines.load_balancer import LoadBalancerStats
 from ..record import keys
 from ..record.run_files import RUN_FILE, STEPS_FILE
 from ..record.run_record import RunDescription, StepRecord, read_steps
@@ -37,6 +38,7 @@ class Recorder:
         self._causes.update(self._cause_counts.count(record.summary.outcomes))
 
     def validation_closed(self, record: RoundRecord) -> None:
+        self.engines_asked(record.balancer)
         for (reason, what), count in self._cause_counts.count(record.summary.outcomes).items():
             self._causes[f"in validation, {reason}", what] += count
 
@@ -45,8 +47,20 @@ class Recorder:
         causes, self._causes = self._causes, Counter()
         return {f"{reason}: {what}" if what else reason: count for (reason, what), count in causes.items()}
 
-    def begin_record(self, folder: Path, *, first_step: int) -> None:
-        """The record of the run begins in this folder, or goes on there from a step."""
+    def engines_asked(self, balancer: LoadBalancerStats) -> None:
+        """What engines held, each time the load balancer was asked: in the order of time."""
+
+    def begin_phase(self, name: str) -> None:
+        """The trainer turns to something else, for example to the rollout."""
+
+    def end_phase(self) -> None: ...
+
+    def begin_record(self, folder: Path, *, started_s: float, first_step: int) -> None:
+        """The record of the run begins in this folder, or goes on there from a step.
+
+        Args:
+            started_s: when the run was started first [s since the epoch].
+        """
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         if self._folder is None:
@@ -72,7 +86,7 @@ class Recorder:
         kept = [line for line in read_steps(steps_file) if line.step < first_step] if first_step > 1 else []
         if kept:
             self._description = replace(self._description, started_s=began_s - kept[-1].time_s)
-        self.begin_record(folder, first_step=first_step if kept else 1)
+        self.begin_record(folder, started_s=self._description.started_s, first_step=first_step if kept else 1)
         steps_file.write_text("".join(json.dumps(asdict(line)) + "\n" for line in kept))
         (folder / RUN_FILE).write_text(json.dumps(asdict(self._description), indent=2) + "\n")
         self._is_begun = True

@@ -189,7 +189,8 @@ class RoundReplayBuffer(ReplayBuffer):
         return self._batch(record, global_steps)
 
     def _note_ended(self, record: RoundRecord) -> None:
-        """What is kept of each group that has ended, before the pool forgets it."""
+        """What is kept of each group that has ended, before the pool forgets it, and of the engines."""
+        self.recorder.engines_asked(record.balancer)
         # What is drawn again whatever its length says nothing of a preference.
         interrupted = () if self._options.draws_again else record.workers.unfinished
         self._lengths.observe(record.summary.outcomes, interrupted)

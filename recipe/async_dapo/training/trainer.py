@@ -211,19 +211,29 @@ class AsyncDAPOTrainer(PPOTrainer):
         self.checkpoint_manager.update_weights(self.global_steps)
 
     def prepare_step(self) -> dict[str, Any]:
+        self.replay_buffer.recorder.begin_phase("rollout")
         self.replay_buffer.open_round(self.global_steps)
         return {}
 
     def on_sample_end(self) -> None:
+        self.replay_buffer.recorder.begin_phase("training")
         if not self.options.keeps_kv:
             self.checkpoint_manager.sleep_replicas()
         if self.curr_step_profile:
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
-        with marked_timer("update_weights", self.timing_raw, color="red"):
+        with self._updating_weights():
             self.checkpoint_manager.update_weights(self.global_steps)
             self.replay_buffer.manager.open_engines()
+
+    @contextmanager
+    def _updating_weights(self) -> Iterator[None]:
+        """Its time is measured, and in the timeline."""
+        self.replay_buffer.recorder.begin_phase("weights")
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            yield
+        self.replay_buffer.recorder.end_phase()
 
     def on_train_begin(self) -> None:
         self._first_step = self.global_steps
@@ -231,7 +241,11 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def on_validate_begin(self) -> None:
         log_phase("validation begins")
+        self.replay_buffer.recorder.begin_phase("validation")
         self.replay_buffer.free_engines()
+
+    def on_validate_end(self) -> None:
+        self.replay_buffer.recorder.end_phase()
 
     def _val_metrics_update(
         self, data_sources: list[Any], sample_uids: list[str], rewards: dict[str, list[Any]], *args: Any, **kwargs: Any

@@ -70,6 +70,10 @@ class ModelMeter:
     def reset(self) -> None:
         self._model.forget_load()
 
+    def samples(self) -> None:
+        """A rehearsal has no timeline."""
+        return
+
     def load(self) -> EngineLoad:
         return self._model.load
 

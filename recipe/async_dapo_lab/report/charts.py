@@ -1,7 +1,7 @@
 """The charts of a report: which figures they show, how they are drawn, and the same figures as a table.
 
 They are inline SVG, drawn by matplotlib: no script, no network, and colours that follow the page's theme. A chart is
-drawn at the size it is shown at, so that its text is never scaled down.
+drawn at the size it is shown at, `CARD` or `WIDE` and `NARROW`, so that its text is never scaled down.
 """
 
 import io
@@ -16,6 +16,8 @@ from .run import Point
 
 Size = tuple[int, int]  # [CSS pixels]
 CARD: Size = (360, 240)
+WIDE: Size = (1180, 330)
+NARROW: Size = (360, 330)
 
 _PIXELS_PER_INCH = 72.0
 # Drawn in these, shown in the page's own: `--ink`, `--grid`, and a colour for each series.

@@ -1,6 +1,7 @@
 """The report as one HTML file: no script, nothing from elsewhere; light and dark, from 400 pixels of width on."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from ...async_dapo.record import keys
@@ -48,6 +49,8 @@ figure{margin:0;background:var(--card);padding:10px;border-radius:6px;min-width:
 figcaption{font-weight:600}
 figure p{margin:2px 0;font-size:.85rem}
 .chart{display:block;width:100%;height:auto}
+.wide{margin:10px 0}.narrow{display:none}
+@media (max-width:760px){.wide .broad{display:none}.wide .narrow{display:block}}
 .scroll{overflow-x:auto}details .scroll{max-height:320px;overflow-y:auto}
 table{border-collapse:collapse;font-size:.85rem}
 th,td{text-align:left;padding:2px 10px 2px 0;border-bottom:1px solid var(--grid)}td{font-variant-numeric:tabular-nums}
@@ -61,10 +64,19 @@ details summary{cursor:pointer;font-size:.85rem}
 )
 
 
-def page(runs: Sequence[Run]) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A run, and its engines over time, as HTML; empty where they were not recorded."""
+
+    run: Run
+    engines: str = ""
+
+
+def page(sections: Sequence[Section]) -> str:
     """The whole document: the first run's charts come first; where there are several, a comparison before them."""
+    runs = [section.run for section in sections]
     title = "async DAPO: " + ", ".join(run.name for run in runs)
-    body = "".join(_body(runs))
+    body = "".join(_body(sections, runs))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -73,10 +85,11 @@ def page(runs: Sequence[Run]) -> str:
     )
 
 
-def _body(runs: Sequence[Run]) -> Iterator[str]:
+def _body(sections: Sequence[Section], runs: Sequence[Run]) -> Iterator[str]:
     baseline = next((run for run in runs if not run.is_ours), None)
     yield "<header><h1>async DAPO report</h1>"
-    for run in runs:
+    for section in sections:
+        run = section.run
         said = headline(run, baseline if run is not baseline else None)
         yield f'<p class="headline"><b>{escape(run.name)}</b>: {escape(said)}</p>'
     yield "</header>\n<main>"
@@ -85,18 +98,20 @@ def _body(runs: Sequence[Run]) -> Iterator[str]:
         yield _table("what", [run.name for run in runs], _side_by_side(runs))
         yield _grid(chart for chart in comparison(runs) if chart.has_data)
         yield "</section>"
-    for index, run in enumerate(runs):
-        yield from _run(run, f"run{index}")
+    for index, section in enumerate(sections):
+        yield from _run(section, f"run{index}")
     yield "</main>"
 
 
-def _run(run: Run, prefix: str) -> Iterator[str]:
+def _run(section: Section, prefix: str) -> Iterator[str]:
+    run = section.run
     yield f'<section id="{prefix}"><h2>{escape(run.name)}</h2>'
     yield f"<p>{escape(run.description.system)}; {_settings(run)}</p>"
     if run.is_ours:
         yield "".join(_health(run))
         yield "".join(_causes(run))
         yield "".join(_ledger(run))
+    yield section.engines
     yield _grid(charts_of(run, prefix))
     yield "</section>"
 

@@ -1,16 +1,79 @@
-"""Writes reports: on demand, and at the end of a run, which they never end."""
+"""Writes reports, with charts of the engines over time: on demand, and at the end of a run, which they never end."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
+from typing import Any
 
+from ...async_dapo.core.concurrency import LoadSample
 from ...async_dapo.record.run_files import STEPS_FILE
 from ...async_dapo.runtime.logs import log_phase
-from ..run_files import REPORT_FILE
-from .page import page
+from ..run_files import REPORT_FILE, SAMPLES_FILE
+from .charts import INK, NARROW, SERIES, WIDE, draw
+from .page import Section, page
 from .run import Run
+from .timeline import StepTimeline, read_timeline
 
 logger = logging.getLogger(__name__)
+
+SHOWN_STEPS = 4  # the last ones
+MOST_POINTS = 300  # of a line
+BANDS = {"rollout": SERIES[4], "training": SERIES[1], "weights": SERIES[3], "validation": SERIES[6]}
+
+Value = Callable[[LoadSample], float]
+PANELS: tuple[tuple[str, str, Value], ...] = (
+    ("requests", "Requests in the engine, running and waiting", lambda sample: sample.running + sample.waiting),
+    ("kv", "Share of the KV cache in use", lambda sample: sample.kv),
+)
+
+
+def engine_charts(steps: Sequence[StepTimeline], prefix: str) -> str:
+    """Requests and KV cache of each engine, on bands of what the trainer was at: as HTML, a broad drawing and a narrow
+    one of each; empty where nothing was recorded.
+
+    Args:
+        prefix: begins the drawings' names, which are unique in a page.
+    """
+    shown = [step for step in steps if any(step.engines.values())][-SHOWN_STEPS:]
+    if not shown:
+        return ""
+    parts = [f"<h3>Engines over the last {len(shown)} steps</h3>"]
+    for name, title, value in PANELS:
+        paint = _painter(shown, value)
+        broad = draw(f"{prefix}-{name}-broad", title, paint, size=WIDE)
+        narrow = draw(f"{prefix}-{name}-narrow", title, paint, size=NARROW)
+        parts.append(
+            f'<figure class="wide"><figcaption>{escape(title)}</figcaption>'
+            f'<div class="broad">{broad}</div><div class="narrow">{narrow}</div></figure>'
+        )
+    return "".join([*parts, "<p>A line for each engine; where they are more than eight, without its name.</p>"])
+
+
+def _painter(steps: Sequence[StepTimeline], value: Value) -> Callable[[Any], None]:
+    def paint(axes: Any) -> None:
+        named: set[str] = set()
+        for step in steps:
+            for span in step.spans:
+                if span.name in BANDS:
+                    label = None if span.name in named else span.name
+                    ends = span.began_s, span.ended_s
+                    axes.axvspan(*ends, color=BANDS[span.name], alpha=0.22, linewidth=0, label=label)
+                    named.add(span.name)
+        servers = sorted({server for step in steps for server in step.engines})
+        for index, server in enumerate(servers):
+            colour = INK if len(servers) == 1 else SERIES[index % len(SERIES)]
+            name = f"engine {server}" if len(servers) <= len(SERIES) else None
+            for step in steps:
+                samples = step.engines.get(server, ())
+                thinned = samples[:: -(-len(samples) // MOST_POINTS) or 1]
+                xs, ys = [sample.time_s for sample in thinned], [value(sample) for sample in thinned]
+                axes.plot(xs, ys, color=colour, linewidth=1.0, label=name if step is steps[0] else None)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("seconds since the start of the run")
+        axes.figure.legend(loc="outside upper left", ncols=4, borderaxespad=0.1, columnspacing=1.0, handlelength=1.0)
+
+    return paint
 
 
 def write_report(folders: Sequence[Path], output: Path | None = None) -> Path:
@@ -20,7 +83,12 @@ def write_report(folders: Sequence[Path], output: Path | None = None) -> Path:
         NoRecord: when one of the folders holds no record of a run.
     """
     path = output or folders[0] / REPORT_FILE
-    path.write_text(page([Run.load(folder) for folder in folders]), encoding="utf-8")
+    runs = [Run.load(folder) for folder in folders]
+    sections = [
+        Section(run=run, engines=engine_charts(read_timeline(run.folder / SAMPLES_FILE), f"engines{index}"))
+        for index, run in enumerate(runs)
+    ]
+    path.write_text(page(sections), encoding="utf-8")
     return path
 
 

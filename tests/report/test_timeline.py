@@ -1,0 +1,72 @@
+"""Engines over time: bounded while it is recorded, and drawn in the report."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.async_dapo.core.concurrency import LoadSample, LoadSamples
+from recipe.async_dapo_lab.report.timeline import Span, Spans, StepTimeline, line_of, read_timeline
+from recipe.async_dapo_lab.report.write import engine_charts, write_report
+from recipe.async_dapo_lab.run_files import BoundedFile
+
+from ..support.recorded_runs import write_recipe_run
+
+
+@given(steps=st.integers(0, 3000), limit=st.integers(2, 64))
+def test_however_long_a_round_its_samples_are_bounded_and_spread_over_all_of_it(steps: int, limit: int) -> None:
+    samples = LoadSamples(limit)
+    for second in range(1, steps + 1):
+        if samples.is_due():
+            samples.add(float(second), 1, 0, 0.5)
+    unpacked = samples.packed(shift_s=1000.0).unpack()
+    assert all(sample == LoadSample(sample.time_s, 1, 0, 0.5) for sample in unpacked)
+    times = [sample.time_s for sample in unpacked]
+    gaps = {after - before for before, after in itertools.pairwise(times)}
+    assert len(times) < limit and len(gaps) <= 1
+    if steps >= limit:
+        assert len(times) >= limit // 2 - 1 and times[-1] > 1000 + steps - 2 * max(gaps, default=steps)
+    else:
+        assert times == [1000.0 + second for second in range(1, steps + 1)][: len(times)]
+
+
+def test_spans_follow_one_another() -> None:
+    spans = Spans()
+    spans.begin("rollout", 1.0)
+    spans.begin("training", 4.0)
+    assert spans.take() == (Span("rollout", 1.0, 4.0),)
+    spans.end(6.0)
+    spans.end(7.0)
+    assert spans.take() == (Span("training", 4.0, 6.0),)
+
+
+def test_the_record_of_a_long_run_keeps_its_newest_steps(tmp_path: Path) -> None:
+    file = BoundedFile(tmp_path / "timeline.jsonl", most_bytes=4000)
+    for step in range(1, 501):
+        samples = [LoadSample(1000.0 + step, step, 0, 0.25)] * 10
+        file.add(line_of(step, StepTimeline(engines={"server-0": samples}), origin_s=1000.0))
+        assert (tmp_path / "timeline.jsonl").stat().st_size <= 4000
+    kept = [step.engines["server-0"][0] for step in read_timeline(tmp_path / "timeline.jsonl")]
+    assert len(kept) > 5 and [sample.running for sample in kept] == list(range(501 - len(kept), 501))
+    assert kept[-1] == LoadSample(500.0, 500, 0, 0.25)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_recipe_run(tmp_path_factory.mktemp("runs") / "run", steps=6)
+    write_report([folder])
+    return folder
+
+
+@pytest.mark.slow
+def test_the_report_shows_engines_in_both_widths(folder: Path) -> None:
+    text = (folder / "report.html").read_text()
+    for name in ("requests-broad", "requests-narrow", "kv-broad", "kv-narrow"):
+        assert f'id="engines0-{name}-' in text
+    assert ">engine server-1<" in text
+
+
+def test_a_run_without_samples_has_no_engine_charts() -> None:
+    assert engine_charts([StepTimeline(spans=[Span("rollout", 0.0, 1.0)])], "engines0") == ""
