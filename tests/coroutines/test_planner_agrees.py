@@ -35,7 +35,6 @@ SCENARIO = small_scenario(
     lengths=LogNormalLengths(median_tok=250, sigma=0.8, correlation=0.5),
     valid_share=0.6,
 )
-WITH_TOOLS = replace(SCENARIO, tool_calls=2, tool_median_s=2.0, tool_sigma=0.5)
 SYSTEMS = {
     "discard fifo": {"rollout_strategy": "discard", "over_sampling_batch_size": 16},
     "discard drain": {"rollout_strategy": "discard", "stop_rule": "drain", "over_sampling_batch_size": 16},
@@ -67,14 +66,6 @@ def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_
     assert sum(rehearsed(SCENARIO, name, clusters, monkeypatch)) == pytest.approx(
         sum(planned(SCENARIO, name)), rel=AGREEMENT
     )
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["discard fifo", "partial, pool"])
-def test_given_tools_when_run_on_emulated_engines_then_rollouts_take_what_the_planner_says(monkeypatch, clusters, name):
-    planned_s = sum(planned(WITH_TOOLS, name))
-    assert sum(rehearsed(WITH_TOOLS, name, clusters, monkeypatch)) == pytest.approx(planned_s, rel=AGREEMENT)
-    assert planned_s > 1.2 * sum(planned(SCENARIO, name)), "tools take no time here"
 
 
 @pytest.mark.nightly

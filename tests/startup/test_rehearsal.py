@@ -4,9 +4,8 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import hydra
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.config.values import ConfigError
@@ -146,23 +145,6 @@ def test_given_inputs_of_the_planner_then_they_reach_the_emulation(stand_in_run)
     scenario = RehearsalOptions.from_hydra(config).scenario(config)
     assert scenario.accelerator.name == "h100" and scenario.weight_update_s == 9
     assert scenario.lengths.of_normal(0.0) == 500
-
-
-def test_given_tool_times_then_a_loop_with_the_planner_s_takes_the_place_of_every_one_and_waits_are_compressed(
-    stand_in_run,
-):
-    from recipe.async_dapo_lab.rehearsal.tool_loop import ToolCallingLoop
-
-    config = stand_in_run("rehearsal.tool_calls=3", "rehearsal.tool_median_s=20", "rehearsal.speedup=10")
-    options = RehearsalOptions.from_hydra(config)
-    options.folder.mkdir()
-    emulate(config, options)
-    [loop] = OmegaConf.load(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
-    assert (loop.name, hydra.utils.get_object(loop._target_)) == ("single_turn_agent", ToolCallingLoop)
-    given = {"speedup": 10, "count": 3, "median_s": 20, "sigma": options.planner_inputs(config).tool_sigma, "seed": 0}
-    assert {key: loop[key] for key in given} == given
-    calls = config.async_dapo.calls
-    assert calls.timeout_s == 360
 
 
 def test_given_engines_with_ranks_and_a_cache_of_their_own_then_they_are_emulated_so(stand_in_run) -> None:

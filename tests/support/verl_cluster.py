@@ -199,7 +199,7 @@ class VerlCluster:
     def _start_server(self, monkeypatch: pytest.MonkeyPatch) -> EmulatedVerlServer:
         clock = CompressedClock(1.0, origin_s=0.0, real_s=self.loop.time)
         model = Engine(self.scenario.step_cost(), max_num_seqs=self.scenario.max_num_seqs)
-        engine = EmulatedEngine(model, self.book, clock, self.scenario.tools())
+        engine = EmulatedEngine(model, self.book, clock)
         made = start_server(monkeypatch, engine)  # leaves verl's constructor without Ray and a model
         assert isinstance(made, vLLMHttpServer)
         server = object.__new__(EmulatedVerlServer)

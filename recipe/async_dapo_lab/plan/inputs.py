@@ -63,9 +63,6 @@ class Inputs:
     length_correlation: Annotated[Share, "of lengths within a group [0-1]; measured if a file names groups"] = 0.5
     valid_share: Annotated[SomeShare, "share of groups that pass DAPO's filter [0-1]"] = 0.6
     reward_s: Annotated[FromZero, "from the end of a trajectory to its reward [s]"] = 0.0
-    tool_calls: Annotated[NotNegative, "calls of tools in a trajectory, evenly over its response [count]"] = 0
-    tool_median_s: Annotated[FromZero, "of a call, log-normal [s]"] = 0.0
-    tool_sigma: Annotated[FromZero, "of the logarithm"] = 1.0
     training_s: Annotated[FromZero | None, "training and log-probs of a step [s]; null = from arithmetic"] = None
     training_flop_share: Annotated[SomeShare, "of peak that training reaches [0-1]"] = 0.35
     updates: Annotated[

@@ -9,7 +9,7 @@ from .costs import DraftCost, ServerConstants, StepCost, TrainingCost, draft_cos
 from .hardware import Accelerator
 from .lengths import LengthModel
 from .model_size import ModelShape
-from .workload import ToolCalls, Workload
+from .workload import Workload
 
 MEAN_OF = 512  # groups
 
@@ -31,9 +31,6 @@ class Scenario:
     lengths: LengthModel
     valid_share: float  # of the groups
     reward_s: float = 0.0
-    tool_calls: int = 0
-    tool_median_s: float = 0.0
-    tool_sigma: float = 0.0
     training_s: float | None = None  # None: by arithmetic
     training_flop_share: float = 0.35  # of peak, in training and in recomputing log-probs
     updates: int = 16  # of a step
@@ -130,9 +127,6 @@ class Scenario:
         if self.measured is None or self.measured.outside_s is None:
             return None
         return max(0.0, self.measured.outside_s - self.weight_update_s)
-
-    def tools(self) -> ToolCalls:
-        return ToolCalls(count=self.tool_calls, median_s=self.tool_median_s, sigma=self.tool_sigma, seed=self.seed)
 
     @property
     def mean_len_tok(self) -> float:

@@ -106,7 +106,7 @@ class ServerHost:
     async def launch(self, rank: int, **arguments: Any) -> None:
         """Start the server of a replica; `arguments` are those of verl's server class."""
         model = Engine(self._step_cost, max_num_seqs=self._scenario.max_num_seqs)
-        engine = EmulatedEngine(model, self._book, self._clock, self._scenario.tools())
+        engine = EmulatedEngine(model, self._book, self._clock)
         arguments |= {"engine": engine, "model_config": self._model_config, "replica_rank": rank}
         update_s = self._scenario.constants.stop_s + self._scenario.transfer_s
         self._servers[rank] = EmulatedServer(clock=self._clock, update_s=update_s, **arguments)
