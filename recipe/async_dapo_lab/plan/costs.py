@@ -228,9 +228,9 @@ class TrainingCost:
     flop_per_s: float  # of all GPUs together, reached
     fixed_s: float | None = None
 
-    def at(self, share: float, *, parts: int) -> "TrainingCost":
-        """On a share of the GPUs [0-1], for a batch that comes in so many parts."""
-        fixed_s = None if self.fixed_s is None else self.fixed_s / share / parts
+    def at(self, share: float) -> "TrainingCost":
+        """On a share of the GPUs [0-1]."""
+        fixed_s = None if self.fixed_s is None else self.fixed_s / share
         return replace(self, flop_per_s=share * self.flop_per_s, fixed_s=fixed_s)
 
     def train_s(self, tokens: float, tokens_squared: float) -> float:

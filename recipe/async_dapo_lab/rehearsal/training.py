@@ -258,7 +258,7 @@ class RehearsedSeparate(EmulatedTraining, _RecipesLines, SeparateTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
-        self._training_cost = self._training_cost.at(gpus_of(config)[0] / self._scenario.num_gpus, parts=1)
+        self._training_cost = self._training_cost.at(gpus_of(config)[0] / self._scenario.num_gpus)
 
     def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
         engines = super()._manage_engines(verls)
