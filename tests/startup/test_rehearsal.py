@@ -143,7 +143,7 @@ def test_given_a_model_in_hugging_faces_cache_then_it_is_found_there(stand_in_ru
 def test_given_inputs_of_the_planner_then_they_reach_the_emulation(stand_in_run) -> None:
     config = stand_in_run("rehearsal.accelerator=h100", "rehearsal.length_median_tok=500", "rehearsal.update_s=9")
     scenario = RehearsalOptions.from_hydra(config).scenario(config)
-    assert scenario.accelerator.name == "h100" and scenario.weight_update_s == 9
+    assert scenario.accelerator.name == "h100" and scenario.update_s == 9
     assert scenario.lengths.of_normal(0.0) == 500
 
 

@@ -142,7 +142,7 @@ class VerlCluster:
             for server in self.servers:
                 self.loop.run_until_complete(server.abort_all_requests())
         self._train(sampled)
-        self.run_for(self.scenario.weight_update_s)
+        self.run_for(self.scenario.update_s)
         for server in self.servers:
             self.loop.run_until_complete(server.set_global_steps(self.step_number))
             if self.mode != SYNC:

@@ -106,7 +106,7 @@ def judge_speed(facts: Facts, ended: str) -> Verdict:
     if not best:
         return failed(f"the KV cache of {room_tok} tokens is too small to measure", "free GPU memory")
     try:
-        fitted = calibrate(facts["record"], num_servers=1)
+        fitted = calibrate(facts["record"])
     except ConfigError as error:
         return failed(str(error), _AGAIN)
     off = f"speeds are {fitted.relative_rms:.0%} off the planner's formula, at most {MOST_RMS:.0%}"

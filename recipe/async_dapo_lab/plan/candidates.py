@@ -81,7 +81,7 @@ def bound_of(scenario: Scenario) -> Bound:
         tokens_per_s=scenario.num_servers * per_server,
         log_prob_s=0.0 if scenario.why_two_passes() is None else cost.log_prob_s(*sums),
         train_s=cost.train_s(*sums),
-        update_s=scenario.weight_update_s,
+        update_s=scenario.update_s,
     )
 
 

@@ -64,7 +64,6 @@ class StepCost:
     prefill_token2_s: float
     kv_room_tok: int
     request_kv_tok: int = 0
-    admission_s: float = 0.0  # of every request, whatever its context
     experts_s: float = 0.0  # to read all experts
     missed: float = 0.0  # share of the experts that a token is not sent to
 
@@ -94,7 +93,7 @@ class StepCost:
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds to admit a request: to compute the KV cache of its context, with quadratic attention."""
-        return self.admission_s + tokens * (self.prefill_token_s + self.prefill_token2_s * tokens)
+        return tokens * (self.prefill_token_s + self.prefill_token2_s * tokens)
 
     def with_drafts(self, drafts: DraftCost) -> "StepCost":
         """Of an engine that verifies drafts: what is a step here is the part of one that yields a token of each

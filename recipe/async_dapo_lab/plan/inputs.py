@@ -76,7 +76,7 @@ class Inputs:
     step_overhead_ms: Annotated[FromZero, "of one decode step, on top of memory traffic [ms]"] = 5.0
     request_overhead_ms: Annotated[FromZero, "of one decode step, per running request [ms]"] = 0.12
     prefill_flop_share: Annotated[SomeShare, "of peak that prefill reaches [0-1]"] = 0.15
-    calibrate: Annotated[str | None, "JSONL record of a real run, whose costs replace the constants"] = None
+    calibrate: Annotated[str | None, "JSONL record of a real engine, whose decode step replaces the constants"] = None
     drafts_accepted: Annotated[
         DraftTok | None, "drafted tokens that a request has accepted in a step, on average [tokens]; null = no drafts"
     ] = None
@@ -122,7 +122,7 @@ class Inputs:
             num_servers=self.servers,
             lengths=self._lengths(),
             constants=replace(ServerConstants(), **constants),
-            measured=None if self.calibrate is None else calibrate(self.calibrate, num_servers=self.servers),
+            measured=None if self.calibrate is None else calibrate(self.calibrate),
             **{key: getattr(self, key) for key in _SAME_IN_SCENARIO},
         )
         self._check_valid_groups(scenario)

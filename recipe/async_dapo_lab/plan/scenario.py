@@ -84,14 +84,11 @@ class Scenario:
         """
         bytes_per_s = 1e9 * self.constants.host_gb_s * self.tensor_parallel_size
         copies_s = 2 * self.model.copied(self.tensor_parallel_size).kv_bytes_per_token / bytes_per_s
-        prefill_s = self.step_cost().prefill_token_s
-        return min(1.0, copies_s / prefill_s) if prefill_s else 0.0  # what was measured may hold it elsewhere
+        return min(1.0, copies_s / self.step_cost().prefill_token_s)
 
     def _draft_cost(self) -> DraftCost:
         if self.drafts_accepted is None:
             raise ConfigError("drafts_accepted", None, "say how many tokens of drafts are accepted in a step, e.g. 0.3")
-        if self.measured is not None and self.measured.has_drafts:
-            return DraftCost(accepted_tok=self.drafts_accepted)  # the measured step holds the rest
         return draft_cost(
             self.model,
             self.accelerator,
@@ -109,24 +106,13 @@ class Scenario:
         return TrainingCost(
             model=self.model,
             flop_per_s=self.training_flop_share * self.accelerator.bf16_tflop_s * 1e12 * self.num_gpus,
-            fixed_s=self._outside_s() if self.training_s is None else self.training_s,
+            fixed_s=self.training_s,
         )
-
-    @property
-    def weight_update_s(self) -> float:
-        """Part of what a real run was seen to spend outside of its rollouts, where there is one."""
-        outside_s = None if self.measured is None else self.measured.outside_s
-        return self.update_s if outside_s is None else min(self.update_s, max(0.0, outside_s))
 
     @property
     def transfer_s(self) -> float:
         """Of new weights between GPUs of their own: one server's, over the links of its GPUs."""
         return self.model.weight_bytes / (1e9 * self.constants.link_gb_s * self.tensor_parallel_size)
-
-    def _outside_s(self) -> float | None:
-        if self.measured is None or self.measured.outside_s is None:
-            return None
-        return max(0.0, self.measured.outside_s - self.weight_update_s)
 
     @property
     def mean_len_tok(self) -> float:

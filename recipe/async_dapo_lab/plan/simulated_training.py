@@ -147,7 +147,7 @@ class TrainingRun:
         buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
         log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok)
         rollout_s = simulated.rollout_s + self._scenario.constants.stop_s
-        self._since_stop_s = log_prob_s + train_s + self._scenario.weight_update_s
+        self._since_stop_s = log_prob_s + train_s + self._scenario.update_s
         return StepMeasure(
             step_s=rollout_s + self._since_stop_s,
             log_prob_s=log_prob_s,

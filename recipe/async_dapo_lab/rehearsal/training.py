@@ -175,7 +175,7 @@ class EmulatedTraining(PPOTrainer):
             actor_wg=self.actor_rollout_wg,
             replicas=self.llm_server_manager.get_replicas(),
         )
-        sync.schedule, sync.update_s = self._schedule, self._scenario.weight_update_s
+        sync.schedule, sync.update_s = self._schedule, self._scenario.update_s
         sync.sleep_replicas()
 
     def _time_ranks(self) -> None:
