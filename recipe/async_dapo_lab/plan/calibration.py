@@ -2,8 +2,9 @@
 
     {"inflight": b, "tokens_per_s": r, "kv_tok": k}
 
-for decoding of one server with b requests in flight that hold k tokens of KV cache together; `kv_tok` may be left out. The
-fit is that of `StepCost`: a step takes base + per_request * b [+ per_kv_token * k]. `gpu_check` writes such a record.
+for decoding of one server with b requests in flight that hold k tokens of KV cache together; `kv_tok` may be left out.
+The fit is that of `StepCost`: a step takes base + per_request * b [+ per_kv_token * k]. `gpu_check` writes such a
+record.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,8 +33,8 @@ class MeasuredCosts:
     relative_rms: float  # of the fit, over its points
 
     def apply(self, cost: StepCost) -> StepCost:
-        """The measured decode step. What was measured of a request holds the reading of its windows and state, which the
-        cost counts as tokens of cache, and of experts.
+        """The measured decode step. What was measured of a request holds the reading of its windows and state, which
+        the cost counts as tokens of cache, and of experts.
         """
         per_kv_token_s = self.per_kv_token_s or 0.0
         return replace(
