@@ -18,7 +18,7 @@ from recipe.async_dapo_lab.rehearsal.emulation import (
     emulate,
     use_stand_in,
 )
-from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions, gpus_of
+from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions
 from recipe.async_dapo_lab.rehearsal.supervisor import cause_of_failure
 from recipe.async_dapo_lab.rehearsal.training import TimedRanks
 
@@ -84,6 +84,10 @@ def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_a
         ("rehearsal.valid_share=0", r"valid_share=0: must be a number > 0 and <= 1"),
         ("trainer.n_gpus_per_node=3", r"trainer\.n_gpus_per_node=3: 3 GPUs are no whole number of servers of 2"),
         ("reward.reward_model.enable=True", r"reward\.reward_model\.enable=True: reward models are not rehearsed"),
+        (
+            "async_dapo.placement=separate",
+            r"async_dapo\.placement=separate: engines on GPUs of their own are not rehearsed",
+        ),
     ],
 )
 def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, message) -> None:
@@ -114,18 +118,6 @@ def test_given_drafts_then_engines_take_what_the_planner_says_of_them(stand_in_r
     options = RehearsalOptions.from_hydra(config)
     scenario = options.scenario(config)
     assert options.step_cost(config) == scenario.step_cost(drafts=True) != scenario.step_cost()
-
-
-def test_given_engines_with_gpus_of_their_own_then_all_gpus_count_and_none_changes_hands(stand_in_run) -> None:
-    config = stand_in_run(
-        "async_dapo.placement=separate",
-        "actor_rollout_ref.rollout.nnodes=1",
-        "actor_rollout_ref.rollout.n_gpus_per_node=4",
-    )
-    options = RehearsalOptions.from_hydra(config)
-    check_rehearsable(config)
-    emulate(config, options)
-    assert gpus_of(config) == (8, 4) and options.scenario(config).num_gpus == 12
 
 
 def test_given_a_model_in_hugging_faces_cache_then_it_is_found_there(stand_in_run, tmp_path, monkeypatch) -> None:

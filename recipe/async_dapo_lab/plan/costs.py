@@ -25,7 +25,6 @@ class ServerConstants:
     other_memory_gb: float = 5.0  # activations, CUDA graphs, communication buffers, per GPU
     stop_s: float = 0.05  # from the stop to idle engines
     host_gb_s: float = 25.0  # of KV blocks to host memory, and back, per GPU
-    link_gb_s: float = 25.0  # of new weights from the trainer's GPUs to engines on others, per GPU
     draft_step_ms: float = 3.0  # of a decode step with drafts, on the engine's host
     draft_request_ms: float = 0.05  # the same, per running request
     verify_flop_share: float = 0.55  # of peak, while drafted tokens are verified
@@ -226,11 +225,6 @@ class TrainingCost:
     model: ModelShape
     flop_per_s: float  # of all GPUs together, reached
     fixed_s: float | None = None
-
-    def at(self, share: float) -> "TrainingCost":
-        """On a share of the GPUs [0-1]."""
-        fixed_s = None if self.fixed_s is None else self.fixed_s / share
-        return replace(self, flop_per_s=share * self.flop_per_s, fixed_s=fixed_s)
 
     def train_s(self, tokens: float, tokens_squared: float) -> float:
         """A training pass over sequences.

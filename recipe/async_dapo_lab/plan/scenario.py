@@ -110,11 +110,6 @@ class Scenario:
         )
 
     @property
-    def transfer_s(self) -> float:
-        """Of new weights between GPUs of their own: one server's, over the links of its GPUs."""
-        return self.model.weight_bytes / (1e9 * self.constants.link_gb_s * self.tensor_parallel_size)
-
-    @property
     def mean_len_tok(self) -> float:
         """Of all responses, valid or not; from a sample of its own [tokens]."""
         sample = self.workload().answers(MEAN_OF)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ...async_dapo.config.values import ConfigError
+from ...async_dapo.config.values import ConfigError, Placement
 from ..plan.hardware import MODEL_PRESETS
 from ..quickstart.tiny_model import build_tokenizer
 from . import answers
-from .options import RehearsalOptions, have_own_gpus
+from .options import RehearsalOptions
 
 MODEL = "qwen3-8b"
 POSITIONS = 131_072
@@ -79,7 +79,9 @@ def check_rehearsable(config: DictConfig) -> None:
     Raises:
         ConfigError: for what has no emulation.
     """
+    separate = config.async_dapo.placement == Placement.SEPARATE
     for key, is_used, what in (
+        ("async_dapo.placement", separate, "engines on GPUs of their own"),
         ("reward.reward_model.enable", config.reward.reward_model.enable, "reward models"),
         ("algorithm.adv_estimator", config.algorithm.adv_estimator == "gae", "critics"),
     ):
@@ -101,8 +103,7 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
         config.async_dapo.report_dir = None  # seconds of its clock are not seconds
         rollout.enable_rollout_routing_replay = False  # emulated engines have no experts
         trainer.total_training_steps = min(options.steps, trainer.total_training_steps or options.steps)
-        if not have_own_gpus(config):
-            rollout.nnodes, rollout.n_gpus_per_node = trainer.nnodes, trainer.n_gpus_per_node
+        rollout.nnodes, rollout.n_gpus_per_node = trainer.nnodes, trainer.n_gpus_per_node
         _share_workers(config, options)
         config.reward.num_workers = 1
         config.data.dataloader_num_workers = 0
