@@ -26,7 +26,9 @@ JOB = Setting(
 )
 FIXED: dict[str, Any] = {"prompt_len_tok": 155, "updates": 4, "gpus_per_rank": 8}
 PUBLISHED, FILTERED, AS_MEASURED = "as published", "60 % valid", "an engine as measured"
-DRAFTED, ACCEPTED = "default, drafts", 0.6
+DRAFTED = "default, drafts"
+# Accepted and drafted tokens of a request and step: by suffix decoding, and by the model's own head.
+DRAFTS = {DRAFTED: (0.6, 1.5), "default, mtp, 1.0 accepted": (1.0, 2.0), "default, mtp, 2.3 accepted": (2.3, 3.0)}
 CASES: dict[str, dict[str, Any]] = {
     PUBLISHED: {"valid_share": 1.0},
     FILTERED: {"valid_share": 0.6},
@@ -38,12 +40,15 @@ def candidates() -> Iterator[Candidate]:
     yield baseline(verl_sync(groups=GROUPS))
     yield baseline(verl_colocate_async(groups=GROUPS))
     yield ours(DEFAULT)
-    drafted = ours(DRAFTED)
-    yield replace(drafted, system=with_drafts(drafted.system))
+    for drafted in map(ours, DRAFTS):
+        yield replace(drafted, system=with_drafts(drafted.system))
 
 
 def row(case: str, candidate: Candidate) -> dict[str, Any]:
-    drafts = {"drafts_accepted": ACCEPTED} if candidate.system.name == DRAFTED else {}
+    drafts = {}
+    if candidate.system.name in DRAFTS:
+        accepted, drafted = DRAFTS[candidate.system.name]
+        drafts = {"drafts_accepted": accepted, "drafts_accepted_ratio": accepted / drafted}
     return measure(JOB, "", candidate, **FIXED, **CASES[case], **drafts)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from benchmarks.defaults import draw as defaults
 from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE
 
-from .run import AS_MEASURED, DRAFTED, FILTERED, JOB, MODEL, PUBLISHED
+from .run import AS_MEASURED, DRAFTED, DRAFTS, FILTERED, JOB, MODEL, PUBLISHED
 
 FOLDER = Path(__file__).parents[2] / "assets" / "verl_job"
 
@@ -69,7 +69,7 @@ def seconds_table() -> pd.DataFrame:
     }
     simulated = read_simulated().unstack("case")[list(titles)].dropna()
     table = simulated.assign(published=read_published()[PUBLISHED]).rename(columns=titles)
-    ours = [DEFAULT, EQUAL_SHARE, DRAFTED]
+    ours = [DEFAULT, EQUAL_SHARE, *DRAFTS]
     order = [*read_published()[PUBLISHED].index, *ours]
     columns = ["published", *table.columns.drop("published")]
     titles = {name: f"{name[0].upper()}{name[1:]} [s]" for name in columns}
