@@ -30,6 +30,7 @@ SUPPORT: tuple[tuple[str, str, str, str], ...] = (
     ("Option", "gspo with rloo, cispo with reinforce_plus_plus", BY_HAND, "1e-12"),
     ("Option", "one pass of log-probs and update", WORKER, "contract/test_one_update.py"),
     ("Option", "drafts by suffix", END_TO_END, "e2e/test_partial_rollout.py"),
+    ("Option", "drafts by the model's own head", END_TO_END, _MODELS),
     ("Option", "old KV in host memory (never on a GPU)", END_TO_END, "e2e/test_partial_rollout.py"),
     ("Option", "agent loops with tools", END_TO_END, "e2e/test_multi_turn.py"),
     ("Option", "engines on GPUs of their own", END_TO_END, "e2e/test_separate.py"),

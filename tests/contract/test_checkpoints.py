@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
-from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER
+from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER, verify
 from recipe.async_dapo.startup.output_check import NEWEST_FILE
 from recipe.async_dapo.training import trainer as trainer_module
 from recipe.async_dapo.training.checkpoints import KeptCheckpoints
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.checkpoints import write_checkpoint
+from ..support.composed_runs import compose_run
 
 FULL = "/dev/full"  # every write to it fails as on a full disk
 
@@ -97,6 +101,26 @@ def test_verl_names_folders_and_the_newest_step_as_the_checks_expect_and_saves_t
     assert 'if self.trainer_mode != "sync":' in source and '"transfer_queue"' in source
 
 
+class Copies(CheckpointCallback):
+    """A user's callback that looks at what it would copy."""
+
+    def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool, **kwargs: Any) -> None:
+        verify(Path(checkpoint_dir))
+        self.copied = [*getattr(self, "copied", []), (global_step, checkpoint_dir)]
+
+
+def test_given_a_callback_of_the_user_s_when_a_checkpoint_is_saved_then_it_finds_it_complete(tmp_path, monkeypatch):
+    """A copy without the note that it is complete could not be resumed from."""
+    name = f"trainer.checkpoint_callback_class={Copies.__module__}.{Copies.__name__}"
+    trainer: Any = AsyncDAPOTrainer(compose_run([name, f"trainer.default_local_dir={tmp_path}", "critic.enable=False"]))
+    trainer.global_steps = 8
+    trainer.actor_rollout_wg = SimpleNamespace(save_checkpoint=lambda *_, **__: None)
+    trainer.train_dataloader = SimpleNamespace(state_dict=dict)
+    monkeypatch.setattr(trainer_base.tq, "save_checkpoint", lambda *_, **__: None)
+    trainer._save_checkpoint()
+    assert trainer._on_complete.copied == [(8, f"{tmp_path}/global_step_8")]
+
+
 def write_text() -> None:
     with open(FULL, "w") as file:
         file.write("text")
@@ -123,3 +147,11 @@ def test_given_a_full_disk_when_a_checkpoint_is_written_then_the_error_ends_with
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer._save_checkpoint()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_a_data_loader_notes_its_number_of_processes_where_the_check_before_a_resume_looks() -> None:
+    """torchdata has no other way to ask a state for it. Without processes there is no such note."""
+    loaders = [StatefulDataLoader(range(9), num_workers=processes) for processes in (0, 2)]
+    alone, of_two = ((next(iter(loader)), loader.state_dict())[1] for loader in loaders)
+    assert "_snapshot" not in alone and of_two["_snapshot"]["_main_snapshot"]["_num_workers"] == 2

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from docs.support import BY_HAND, READ, REFUSED, SUPPORT
 from recipe.async_dapo.config.options import TOGETHER, AsyncDAPOConfig
-from recipe.async_dapo.config.values import ConfigError, ConfigErrors
+from recipe.async_dapo.config.values import ConfigError, ConfigErrors, speculative_config
 from recipe.async_dapo.startup import rules
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, findings
@@ -107,12 +107,12 @@ megatron model.lora_rank=8 -> model.lora.rank=8
 model.lora.rank=8 -> model.lora_rank=8
 model.lora_adapter_path=/an/adapter -> model.lora_rank=8
 async_dapo.drafts=suffix ngram -> async_dapo.drafts=null
-async_dapo.drafts=suffix head rollout.load_format=auto -> async_dapo.drafts=null
+async_dapo.drafts=suffix megatron head -> async_dapo.drafts=null
 async_dapo.drafts=suffix -arctic_inference -> async_dapo.drafts=null
 vllm.speculative_config={method:suffix} -arctic_inference -> ngram
 ngram vllm.speculative_config.rejection_sample_method=synthetic -> vllm.speculative_config.rejection_sample_method=x
-vllm.speculative_config={model:a/head} -> vllm.speculative_config.draft_load_config={load_format:auto}
-head -> rollout.load_format=auto
+vllm.speculative_config={model:a/head} -> rollout.load_format=auto
+head -> model.mtp.enable_rollout=False
 ngram vllm.logits_processors=[a.Processor] -> vllm.logits_processors=null
 rollout.quantization=fp8 none -> decoupled
 vllm.quantization=fp8 bypass -> decoupled
@@ -331,6 +331,22 @@ def test_the_client_knows_how_requests_go_on_and_whatever_drafts(run, overrides,
     trainer.llm_server_manager = SimpleNamespace(get_client=lambda **arguments: arguments)
     assert {name for name, value in trainer.get_llm_client().items() if value is True} == known
     assert trainer.options.load_balancer(most_per_server=1)["balance"]["keeps_kv"] is ("has_old_kv" in known)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "brought"),
+    [
+        ("", False),
+        ("model.mtp.enable=True", False),  # FSDP leaves the head out
+        ("megatron", False),
+        ("megatron model.mtp.enable=True model.mtp.enable_train=True", True),
+    ],
+)
+def test_a_head_comes_with_the_weights_or_from_the_checkpoint(run, overrides, brought):
+    config = run(*in_full(f"async_dapo.drafts=mtp model.mtp.num_speculative_tokens=3 {overrides}"))
+    chosen = speculative_config(AsyncDAPOConfig.from_hydra(config).drafts, config)
+    own = {} if brought else {"draft_load_config": {"load_format": "auto"}}
+    assert chosen == {"method": "mtp", "num_speculative_tokens": 3, **own}
 
 
 @pytest.mark.parametrize(

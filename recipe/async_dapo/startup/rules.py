@@ -363,7 +363,8 @@ RULES: tuple[Rule, ...] = (
     Rule("async_dapo.host_kv_gib", lambda it: it.options.host_kv_gib is not None
          and not (it.options.has_old_kv and it.rollout.free_cache_engine and not it.options.is_separate),
          "is where engines that sleep keep what goes on with old KV; set null, or async_dapo.placement=colocated, "
-         f"async_dapo.rollout_strategy=partial_stale_kv and {_ROLLOUT}free_cache_engine=True"),
+         "async_dapo.rollout_strategy=partial_stale_kv, async_dapo.max_staleness=1 and "
+         f"{_ROLLOUT}free_cache_engine=True"),
     Rule(_ROLLOUT + "enable_prefix_caching",
          lambda it: it.options.host_kv_gib is not None and not it.rollout.enable_prefix_caching,
          "KV in host memory is found by vLLM's prefix cache; set True, or async_dapo.host_kv_gib=null"),
@@ -416,7 +417,7 @@ RULES: tuple[Rule, ...] = (
       for name in ("lora.rank", "lora_adapter_path")),
 
     Rule(_VLLM + "speculative_config", lambda it: it.options.drafts and it.own_drafts, _PLACE),
-    Rule(_ROLLOUT + "mtp.enable_rollout", lambda it: it.options.drafts and own_head_drafts(it.rollout), _PLACE),
+    Rule(_MODEL + "mtp.enable_rollout", lambda it: it.options.drafts and own_head_drafts(it.rollout), _PLACE),
     Rule("async_dapo.drafts", lambda it: it.options.drafts is Drafts.SUFFIX and find_spec(SUFFIX_MODULE) is None,
          _PACKAGE),
     Rule(_VLLM + "speculative_config.method",
@@ -424,15 +425,13 @@ RULES: tuple[Rule, ...] = (
     Rule(_VLLM + "speculative_config.rejection_sample_method",
          lambda it: it.own_drafts and it.own_drafts.config.get("rejection_sample_method") == "synthetic",
          "accepts drafts by chance, whatever the policy says; leave it out"),
-    Rule(_VLLM + "speculative_config.draft_load_config",
-         lambda it: it.own_drafts and it.own_drafts.has_weights and it.rollout.load_format == "dummy"
-         and not it.own_drafts.config.get("draft_load_config"),
-         f"with {_ROLLOUT}load_format=dummy the model that drafts stays random; set {{{{load_format: auto}}}}"),
     Rule(_ROLLOUT + "load_format",
-         lambda it: not it.own_drafts and own_head_drafts(it.rollout) and it.rollout.load_format == "dummy"
-         and it.model_engine == "dp",
-         "FSDP does not bring the head that drafts (mtp.enable_rollout=True), which would stay random; set auto, or "
-         "mtp.enable_rollout=False"),
+         lambda it: it.own_drafts and it.own_drafts.has_weights and it.rollout.load_format == "dummy",
+         "the model that drafts would stay random: vLLM's second model runner ignores draft_load_config; set auto"),
+    Rule(_MODEL + "mtp.enable_rollout",
+         lambda it: not it.options.drafts and own_head_drafts(it.rollout) and it.model_engine != "megatron",
+         "the trainer has no such head to bring to engines; set False, and async_dapo.drafts=mtp, which keeps the "
+         "checkpoint's"),
     Rule(_VLLM + "logits_processors", lambda it: it.vllm.get("logits_processors")
          and (it.own_drafts or it.options.drafts or own_head_drafts(it.rollout)),
          "vLLM refuses them where it verifies drafts; leave them out"),

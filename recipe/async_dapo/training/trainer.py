@@ -41,6 +41,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.experimental.agent_loop import AgentLoopManager
+from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
@@ -59,7 +60,7 @@ from ..config.values import (
 )
 from ..core.agreement import NewestTokens, judge
 from ..core.ledger import LedgerError
-from ..core.mini_batches import balanced_order
+from ..core.mini_batches import balanced_order, rows_of_updates
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
@@ -86,6 +87,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     """One step: open a round, wait for its stop, train on exactly B valid groups, update the engines' weights."""
 
     checkpoint_manager: CheckpointEngineManager
+    checkpoint_callback: CheckpointCallback
     _engines_class: type[EngineManager] = EngineManager
     _worker_class: type[AsyncDAPOActorRolloutRefWorker] = AsyncDAPOActorRolloutRefWorker
     _has_told_fields = False
@@ -94,12 +96,15 @@ class AsyncDAPOTrainer(PPOTrainer):
     _can_take_one_pass = False  # the update computes old log-probs itself, once engines are judged
     _takes_one_pass = False  # so in this step
     _first_step = 1  # of this life
+    _on_complete = CheckpointCallback()  # the user's
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
         self._mixture: MixtureLogProbs | None = None
         self._checkpoints = KeptCheckpoints.taking_over_from_verl(config)
         super().__init__(config)
+        # verl would call it before the checkpoint is complete: a copy that it makes could not be resumed from.
+        self._on_complete, self.checkpoint_callback = self.checkpoint_callback, CheckpointCallback()
 
     def _init_dataloader(self) -> None:
         """Steps end a run: verl's loop would also end after `total_epochs`, without its last checkpoint and validation,
@@ -260,13 +265,28 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
         """verl balances a step over the training ranks; this balances each of its updates, at which all ranks meet."""
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
-        actor, ranks = self.config.actor_rollout_ref.actor, 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
+        actor, ranks = self.config.actor_rollout_ref.actor, self._training_ranks
         rows = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-        if rows < len(batch) and not actor.shuffle:
+        has_updates = self.config.trainer.critic_warmup <= self.global_steps  # else rows do not divide the batch
+        if has_updates and rows < len(batch) and not actor.shuffle:
             work = calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
             padding, equal = map(store.is_padding, batch.tags), partial(get_seqlen_balanced_partitions, equal_size=True)
             batch.reorder(balanced_order(batch.keys, work, [*padding], ranks=ranks, rows=rows, partition=equal))
         return batch
+
+    @property
+    def _training_ranks(self) -> int:
+        return 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
+
+    def _updates(self, count: int) -> list[list[int]]:
+        """The rows of each update of a batch, those of the critic if they are fewer. Where ranks shuffle, nobody knows
+        them: then each row by itself.
+        """
+        models = [self.config.actor_rollout_ref.actor, *([self.config.critic] if self.use_critic else [])]
+        if any(model.shuffle for model in models):
+            return rows_of_updates(count, ranks=1, rows=1)
+        rows = min(model.ppo_mini_batch_size for model in models) * self.config.actor_rollout_ref.rollout.n
+        return rows_of_updates(count, ranks=self._training_ranks, rows=min(rows, count))
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Until engines are judged, the trainer computes log-probs before every update, also where the update does so
@@ -280,7 +300,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         bypasses = self.config.algorithm.rollout_correction.bypass_mode
         with self._bypassing(False):
             batch = super()._compute_old_log_prob(batch, metrics)
-        self._newest += newest_tokens(batch, step=self.global_steps, has_old_kv=self.options.has_old_kv)
+        whole_only = self.options.has_old_kv or self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
+        self._newest += newest_tokens(batch, step=self.global_steps, whole_only=whole_only)
         warning = judge(self._newest)
         self._has_judged_engines = warning is not None
         if warning:
@@ -312,7 +333,7 @@ class AsyncDAPOTrainer(PPOTrainer):
             store.write_field(batch, "rollout_is_weights", [row_T[: len(own_T)] for row_T, own_T in rows])
             metrics.update(weight_metrics)
         if correction.rollout_rs is not None:
-            store.leave_rejected_out(batch)
+            store.leave_rejected_out(batch, self._updates(len(batch)))
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -362,6 +383,9 @@ class AsyncDAPOTrainer(PPOTrainer):
                 f"{error}\n{folder} could not be written whole: {room}, seen from this node; "
                 "trainer.resume_mode=auto goes on from the newest complete checkpoint"
             ) from error
+        self._on_complete.on_save(
+            trainer=self, global_step=self.global_steps, checkpoint_dir=str(folder), async_save=False
+        )
         self._checkpoints.saved(folder)
 
     def _load_checkpoint(self) -> None:
