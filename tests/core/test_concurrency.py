@@ -125,7 +125,7 @@ def test_given_rounds_that_preempt_too_much_then_less_of_the_room_is_filled_and_
     controller.open({"a": LOAD})
     before = controller.capacities["a"]
     controller.end_round({"a": preempting(100)}, {"a": before})
-    assert controller.capacities["a"] == int(0.9 * 0.85 * 100)
+    assert controller.capacities["a"] == int(0.9 * 0.85 * 100) and "less" in controller.reason
     for _ in range(10):
         controller.end_round({"a": preempting(0)}, {"a": controller.capacities["a"]})
     assert controller.capacities["a"] == int(MOST_SHARE * 100) > before

@@ -32,11 +32,11 @@ def test_given_engines_with_little_room_then_no_more_is_in_flight_than_they_have
     cluster = start(options(**AUTO), task=Task(length_of=lambda prompt_ids: 40))
     small_engines(cluster, capacity=5)
     cluster.step()
+    figures = cluster.records[-1].balancer.concurrency
     assert cluster.specs[-1].pool_size == 10
     assert max(server.max_running for server in cluster.servers) <= 5
-    learned = cluster.records[-1].balancer.concurrency_state
-    assert learned.context_tok == 1, "what these engines report of each request"
-    assert cluster.manager.capacity == 2 * 256, "the sequences of an engine"
+    assert figures["context_tok"] == 1, "what these engines report of each request"
+    assert figures["capacity"] == 2 * 256, "the sequences of an engine"
 
 
 def test_given_a_limit_on_staleness_then_the_pool_follows_the_lengths_that_were_seen(start) -> None:
@@ -52,10 +52,10 @@ def test_given_a_limit_on_staleness_then_the_pool_follows_the_lengths_that_were_
 def test_given_a_checkpoint_then_the_next_run_begins_with_what_was_learned(start) -> None:
     cluster = start(options(**AUTO))
     cluster.steps(2)
-    learned = cluster.manager.capacity
+    learned = cluster.records[-1].balancer.concurrency
     again = resumed(start, cluster)
     again.buffer.open_round(again.step_number + 1)
-    assert again.manager.capacity == learned
+    assert again.manager.capacity == learned["capacity"]
     again.buffer.sample(again.step_number + 1, "train", 8)
 
 
@@ -74,7 +74,7 @@ def test_given_a_validation_of_long_answers_then_the_next_round_learns_what_it_w
         cluster.step()
         said = cluster.records[-1].balancer
         loads = {name: replace(load, samples=None) for name, load in said.loads.items()}
-        return loads, said.concurrency_state, cluster.balancer._table.peaks
+        return loads, said.concurrency, said.concurrency_reason, cluster.balancer._table.peaks
 
     assert learned(validates=True) == learned(validates=False)
 
@@ -109,3 +109,28 @@ def test_given_trajectories_that_wait_for_tools_then_others_take_their_places_as
     turns = {name: metrics[f"async_dapo/turns/{name}"] for name in ("mean", "tokens/mean")}
     assert turns == {"mean": 1, "tokens/mean": 10}
     assert metrics["async_dapo/turns/calls_s"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "max_num_seqs", "limit"),
+    [
+        ({}, 256, "48 by over_sampling_batch_size (engines 512, over_sampling_batch_size 48; "),
+        ({}, 2, "4 by engines (engines 4, "),
+        ({"max_staleness": 0}, 256, "24 by max_staleness (max_staleness 24, engines 512, "),
+        ({"max_partial_share": 0.01}, 256, "33 by max_partial_share (engines 512, max_partial_share 33; "),
+        ({"rollout_pool_size": 7}, 256, "7 by rollout_pool_size (rollout_pool_size 7, engines 7, "),
+        ({"rollout_pool_size": None}, 256, "12 by max_concurrent_prompts (max_concurrent_prompts 12, engines "),
+    ],
+)
+def test_given_rounds_then_a_line_for_each_says_what_limits_the_next_one(
+    start, caplog, changes: dict, max_num_seqs: int, limit: str
+) -> None:
+    cluster = start(options(**(AUTO | changes)), task=Task(length_of=lambda prompt_ids: 40 + prompt_ids[1]))
+    for server in cluster.servers:
+        server.max_num_seqs = max_num_seqs
+    caplog.set_level("INFO", logger="recipe.async_dapo.training.tracking")
+    cluster.steps(4)
+    lines = [record.message for record in caplog.records if " in flight; next: at most " in record.message]
+    assert [line.split(":")[0] for line in lines] == [f"step {step}" for step in (1, 2, 3, 4)]
+    assert f"next: at most {limit}" in lines[-1]
+    assert "tokens a request, steered 0 times)" in lines[-1]

@@ -59,6 +59,7 @@ class Balance:
         self._keeps_siblings = keeps_siblings
         self._keeps_kv = keeps_kv
         self._is_open = False
+        self.steered = 0  # in this round
 
     @property
     def capacity(self) -> int:
@@ -68,7 +69,7 @@ class Balance:
 
     def open(self, loads: Mapping[str, EngineLoad]) -> list[Grant]:
         """A round begins on these servers."""
-        self._is_open = True
+        self._is_open, self.steered = True, 0
         self.leases.forget_peaks()
         if self._keeps_kv:
             self.leases.send_home()
@@ -110,7 +111,11 @@ class Balance:
     def _steer(self, server_id: str, load: EngineLoad) -> list[Grant]:
         if not self.controller.steer(server_id, load, inflight=self.leases.inflight_on(server_id)):
             return []
+        self.steered += 1
         return self.leases.set_capacities({server_id: self.controller.capacity_of(server_id)})
+
+    def figures(self) -> dict[str, float]:
+        return self.controller.figures() | {"capacity": self.capacity, "steered": self.steered}
 
     def _apply(self) -> list[Grant]:
         if not self._sizes_itself:

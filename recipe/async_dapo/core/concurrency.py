@@ -139,6 +139,7 @@ class ConcurrencyController:
         self._share = FIRST_SHARE
         self._most = most_per_server
         self._servers: dict[str, _Server] = {}
+        self._reason = "first guess"
 
     @property
     def total(self) -> int:
@@ -205,16 +206,32 @@ class ConcurrencyController:
         generated = sum(load.generated_tok for load in used.values())
         if recomputed > TOO_MANY * generated:
             self._share = max(LEAST_SHARE, CUT * self._share)
-        elif recomputed <= HARDLY_ANY * generated and inflight >= 0.9 * self.total:
+            self._reason = "preempted: less of the room"
+        elif recomputed > HARDLY_ANY * generated:
+            self._reason = "as full as it should be"
+        elif inflight < 0.9 * self.total:
+            self._reason = "capacity to spare"
+        else:
             self._share = min(MOST_SHARE, self._share + GROWTH)
+            self._reason = "full, none preempted: more of the room"
         for server in self._servers.values():
             server.braked_to, server.seen = None, None
+
+    def figures(self) -> dict[str, float]:
+        """For metrics and the log."""
+        return {"kv_share": self._share, "context_tok": self._context_tok}
+
+    @property
+    def reason(self) -> str:
+        """Of the last decision."""
+        return self._reason
 
     def state(self) -> ConcurrencyState:
         return ConcurrencyState(context_tok=self._context_tok, is_measured=self._is_measured, share=self._share)
 
     def restore(self, state: ConcurrencyState) -> None:
-        self._context_tok, self._is_measured, self._share = state.context_tok, state.is_measured, state.share
+        self._context_tok, self._is_measured = state.context_tok, state.is_measured
+        self._share, self._reason = state.share, "as in the checkpoint"
 
     def _measure_context(self, loads: Mapping[str, EngineLoad]) -> None:
         """Up at once, down by halves: too small a context preempts, too large a one leaves some room empty."""

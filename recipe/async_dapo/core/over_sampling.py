@@ -93,6 +93,11 @@ class OverSampling:
         return self.target_valid_groups + self._surplus
 
     @property
+    def holds_less(self) -> bool:
+        """Whether the cap on older versions has made the groups that are held fewer."""
+        return self._surplus < self._max_surplus
+
+    @property
     def batch_unit(self) -> int:
         """Groups that count as one batch of prompts."""
         return 2 * self.target_valid_groups if self.batch_size is None else self.batch_size

@@ -28,7 +28,7 @@ class LoadBalancerStats(Summed):
     """What the load balancer has counted since the servers were opened, or since it was asked last; `servers` and
     `lost_servers` since the start."""
 
-    LATEST = ("servers", "lost_servers", "concurrency_state", "versions_behind")
+    LATEST = ("servers", "lost_servers", "concurrency", "concurrency_reason", "concurrency_state", "versions_behind")
     LARGEST = ("inflight_max",)
 
     servers: int
@@ -37,6 +37,8 @@ class LoadBalancerStats(Summed):
     inflight_max: int
     busy_s: float  # sum over requests of the time they were in flight
     loads: dict[str, EngineLoad]  # what they said of their engines at a stop
+    concurrency: dict[str, float]  # see `Balance.figures`
+    concurrency_reason: str
     concurrency_state: ConcurrencyState  # for the checkpoint
     # Where engines have GPUs of their own: the oldest weights of an engine, behind the trainer's; and how long each
     # engine that got new ones took no requests [s].
@@ -213,6 +215,8 @@ class GlobalLoadBalancer:
             inflight_max=self._meter.inflight_max,
             busy_s=self._meter.busy_s,
             loads=loads,
+            concurrency=self._balance.figures(),
+            concurrency_reason=self._balance.controller.reason,
             concurrency_state=self._balance.controller.state(),
         )
         self._meter.reset(self._table.total_inflight)

@@ -30,6 +30,7 @@ from ..rollout.reports import RoundRecord
 from .checkpoints import RolloutState
 from .metrics import round_metrics
 from .recorder import load_recorder
+from .tracking import log_concurrency
 
 # Groups over which trained and dispatched lengths are compared: several steps, so that one of them says little.
 LENGTH_BIAS_WINDOW = 2048
@@ -216,6 +217,7 @@ class RoundReplayBuffer(ReplayBuffer):
             lengths=self._lengths,
             skipped=self._skipped,
         )
+        log_concurrency(global_steps, record.balancer, self._options, self._over_sampling, self._round_size)
         self.recorder.round_closed(global_steps, record)
         return batch, metrics
 

@@ -10,6 +10,8 @@ from omegaconf import DictConfig
 from verl.utils.tracking import Tracking
 
 from ..config.options import AsyncDAPOConfig, all_gpus, num_engines
+from ..core.over_sampling import OverSampling, RoundSize
+from ..engines.load_balancer import LoadBalancerStats
 from ..record.console import Pace, step_line
 from ..record.run_files import last_set_aside, metrics_file, set_aside
 from ..record.run_record import RunDescription
@@ -107,4 +109,27 @@ def describe(config: DictConfig, options: AsyncDAPOConfig, prompts: int | None) 
             "rollout.gpu_memory_utilization": rollout.gpu_memory_utilization,
             "actor.optim.lr": config.actor_rollout_ref.actor.optim.lr,
         },
+    )
+
+
+def log_concurrency(
+    step: int, balancer: LoadBalancerStats, options: AsyncDAPOConfig, over_sampling: OverSampling, size: RoundSize
+) -> None:
+    """What may be in flight next, and why."""
+    limits: dict[str, int] = {}  # on trajectories in flight in the next round, by option name
+    if options.rollout_pool_size is None:
+        limits["max_concurrent_prompts"] = options.lanes_hold
+    elif options.fixed_pool_size is not None:
+        limits["rollout_pool_size"] = options.fixed_pool_size
+    elif (bound := size.staleness_bound(over_sampling.valid_share)) is not None:
+        limits["max_staleness"] = bound
+    limits["engines"] = int(balancer.concurrency["capacity"])
+    held_by = "max_partial_share" if over_sampling.holds_less else "over_sampling_batch_size"
+    limits[held_by] = over_sampling.groups_to_hold * options.rollout_n
+    least, figures = min(limits, key=limits.__getitem__), balancer.concurrency
+    logger.info(
+        f"step {step}: {balancer.inflight_max} in flight; next: at most {limits[least]} by {least} "
+        f"({', '.join(f'{name} {most}' for name, most in limits.items())}; engines: {balancer.concurrency_reason}, "
+        f"{figures['kv_share']:.2f} of the KV cache at {figures['context_tok']:.0f} tokens a request, "
+        f"steered {figures['steered']:.0f} times)"
     )
