@@ -24,16 +24,17 @@ collect_cycles_rarely()  # tests import a million objects
 
 TESTS = Path(__file__).parent
 CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo_lab" / "cpu" / "plugin"
-# Trainings first, long ones before short ones; of the rest first what waits more than it computes.
+# Trainings first, long ones before short ones, and last the one that keeps all cores busy by itself; of the rest first
+# what waits more than it computes.
 ORDER = (
-    "e2e/test_dying_engines.py",
     "e2e/test_partial_rollout.py",
-    "e2e/test_multi_turn.py",
     "e2e/test_separate.py",
     "e2e/test_two_nodes.py",
     "e2e/test_quickstart.py",
+    "e2e/test_multi_turn.py",
     "e2e/test_rehearsal.py",
     "e2e/test_faults.py",
+    "e2e/test_dying_engines.py",
     "e2e/",
     "ray/",
     "cpu/",
@@ -49,6 +50,12 @@ ALONE = (  # up to 14 GB: no other training beside it
     "e2e/test_fault_matrix.py",
     "e2e/test_gpu_check_of_two.py",
     "e2e/test_two_nodes_two_ranks.py",
+)
+LIGHT = (  # up to 5 GB: two of them beside a training
+    "e2e/test_copied_recipe.py",
+    "e2e/test_faults.py",
+    "e2e/test_rehearsal.py",
+    "ray/",
 )
 DURATIONS = TESTS.parent / "outputs" / "test_durations.csv"
 LEAST_S = 1.0  # a shorter test is not written down
@@ -94,10 +101,12 @@ class Lanes(LoadFileScheduling):
         return next((file for file in fit if _lanes_of(file)), next(iter(fit), None))
 
 
-def _lanes_of(file: str) -> int:
+def _lanes_of(file: str) -> float:
     """How many of the lanes that train at the same time it takes."""
     name = file.removeprefix("tests/")
-    return TRAINING_LANES if name in ALONE else name.startswith(("e2e/", "ray/"))
+    if name in ALONE:
+        return TRAINING_LANES
+    return 0.5 if name.startswith(LIGHT) else name.startswith("e2e/")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,16 +9,19 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
-from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER
+from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER, verify
 from recipe.async_dapo.startup.output_check import NEWEST_FILE
 from recipe.async_dapo.training import trainer as trainer_module
 from recipe.async_dapo.training.checkpoints import KeptCheckpoints
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.checkpoints import write_checkpoint
+from ..support.composed_runs import compose_run
 
 FULL = "/dev/full"  # every write to it fails as on a full disk
 
@@ -95,6 +98,26 @@ def test_verl_names_folders_and_the_newest_step_as_the_checks_expect_and_saves_t
     source = inspect.getsource(PPOTrainer._save_checkpoint)
     assert f'f"{STEP_FOLDER}{{self.global_steps}}"' in source and f'"{NEWEST_FILE}"' in source
     assert 'if self.trainer_mode != "sync":' in source and '"transfer_queue"' in source
+
+
+class Copies(CheckpointCallback):
+    """A user's callback that looks at what it would copy."""
+
+    def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool, **kwargs: Any) -> None:
+        verify(Path(checkpoint_dir))
+        self.copied = [*getattr(self, "copied", []), (global_step, checkpoint_dir)]
+
+
+def test_given_a_callback_of_the_user_s_when_a_checkpoint_is_saved_then_it_finds_it_complete(tmp_path, monkeypatch):
+    """A copy without the note that it is complete could not be resumed from."""
+    name = f"trainer.checkpoint_callback_class={Copies.__module__}.{Copies.__name__}"
+    trainer: Any = AsyncDAPOTrainer(compose_run([name, f"trainer.default_local_dir={tmp_path}", "critic.enable=False"]))
+    trainer.global_steps = 8
+    trainer.actor_rollout_wg = SimpleNamespace(save_checkpoint=lambda *_, **__: None)
+    trainer.train_dataloader = SimpleNamespace(state_dict=dict)
+    monkeypatch.setattr(trainer_base.tq, "save_checkpoint", lambda *_, **__: None)
+    trainer._save_checkpoint()
+    assert trainer._on_complete.copied == [(8, f"{tmp_path}/global_step_8")]
 
 
 def write_text() -> None:

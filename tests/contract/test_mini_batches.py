@@ -67,6 +67,15 @@ def test_one_update_and_a_shuffled_step_are_verl_s() -> None:
         assert both[0].keys == both[1].keys
 
 
+def test_while_the_critic_warms_up_a_step_is_verl_s() -> None:
+    """It is a multiple of the critic's mini-batch then, and of the actor's only by chance."""
+    trainer = trainer_of(ranks := 16, 8)
+    trainer.config.trainer.critic_warmup, trainer.use_critic = 2, True
+    trainer.config.critic = {"ppo_mini_batch_size": 1}
+    batch = AsyncDAPOTrainer._balance_batch(trainer, batch_of(ranks + 1, 0), {})
+    assert batch.keys == PPOTrainer._balance_batch(trainer, batch_of(ranks + 1, 0), {}).keys
+
+
 @pytest.mark.parametrize("trainer", [PPOTrainer, AsyncDAPOTrainer])
 @pytest.mark.parametrize(("ranks", "prompts"), [(8, 8), (16, 16), (64, 32)])
 def test_the_planner_s_estimate_of_waiting_is_within_a_tenth(ranks: int, prompts: int, trainer: Any) -> None:

@@ -1,10 +1,9 @@
 """The planner and the code that runs agree: the same options, or the same one of verl's own trainer modes, on the same
 server model, take the same time.
 
-By default that is asked of three systems: one that discards, one that resumes, and one of verl's.
+By default that is asked of one system, which resumes what a pool of requests has left.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -51,16 +50,14 @@ VERLS = {
     "separate_async": (SEPARATE, verl_separate_async(groups=GROUPS, trainer_servers=1, servers=SERVERS, parts=1)),
     "separate_async in parts": (SEPARATE, verl_separate_async(groups=GROUPS, trainer_servers=1, servers=SERVERS)),
 }
-BY_DEFAULT = {"discard drain", "partial, pool", "colocate_async"}
+BY_DEFAULT = "partial, pool"
 
 pytestmark = pytest.mark.slow
 
 
-def every(names: Iterable[str]) -> list[Any]:
-    return [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.nightly) for name in names]
-
-
-@pytest.mark.parametrize("name", every(SYSTEMS))
+@pytest.mark.parametrize(
+    "name", [BY_DEFAULT, *(pytest.param(name, marks=pytest.mark.nightly) for name in SYSTEMS if name != BY_DEFAULT)]
+)
 def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_what_the_planner_says(
     monkeypatch, clusters, name
 ) -> None:
@@ -88,7 +85,8 @@ def test_given_drafts_when_run_on_emulated_engines_then_rollouts_take_what_the_p
     assert planned_s < 0.9 * sum(planned(scenario, "partial")), "drafts save no time here"
 
 
-@pytest.mark.parametrize("name", every(VERLS))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", VERLS)
 def test_given_a_mode_of_verls_when_run_on_emulated_engines_then_its_steps_take_what_the_planner_says(
     monkeypatch, clusters, name
 ) -> None:

@@ -143,12 +143,18 @@ def test_given_relative_places_when_shipped_then_they_are_absolute(run, files, m
         "data.train_files=[train.parquet]",
         "data.val_files=val.parquet",
         "actor_rollout_ref.model.path=model",
+        "actor_rollout_ref.model.lora_adapter_path=model",
+        "critic.model.path=model",
         "trainer.default_local_dir=checkpoints",
+        "global_profiler.save_path=traces",
     )
     with shipped(config):
         assert list(config.data.train_files) == [f"{files}/train.parquet"]
         assert config.data.val_files == f"{files}/val.parquet"
         assert config.actor_rollout_ref.model.path == f"{files}/model"
+        assert config.actor_rollout_ref.model.lora_adapter_path == f"{files}/model"
+        assert config.critic.model.path == f"{files}/model"
+        assert config.actor_rollout_ref.rollout.profiler.save_path == f"{files}/traces"
         assert config.trainer.default_local_dir == f"{files}/checkpoints"
 
 

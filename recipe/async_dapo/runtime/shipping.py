@@ -46,6 +46,11 @@ PLACE_OPTIONS = (
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.model.tokenizer_path",
     "actor_rollout_ref.model.hf_config_path",
+    "actor_rollout_ref.model.lora_adapter_path",
+    "actor_rollout_ref.rollout.quantization_config_file",
+    "critic.model.path",
+    "critic.model.tokenizer_path",
+    "critic.model.hf_config_path",
     "reward.reward_model.model_path",
 )
 OUTPUT_OPTIONS = (
@@ -54,6 +59,7 @@ OUTPUT_OPTIONS = (
     "trainer.rollout_data_dir",
     "trainer.validation_data_dir",
     "async_dapo.report_dir",
+    "global_profiler.save_path",
 )
 # No secrets: verl prints the runtime environment.
 ENVIRONMENT = (

@@ -118,6 +118,8 @@ IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("algorithm.filter_groups.max_inflight_gen_batches", (1, None), "use async_dapo.over_sampling_batch_size"),
     ("trainer.balance_batch", (True,), "batches are always balanced over the ranks"),
     ("trainer.esi_redundant_time", (0, None), "save at fixed steps with trainer.save_freq"),
+    ("trainer.del_local_ckpt_after_load", (False, None), "trainer.max_actor_ckpt_to_keep says how many stay"),
+    ("trainer.ray_wait_register_center_timeout", (300, None), "leave it out"),
     ("trainer.v1.sampler.max_off_policy_threshold", (None,), "use async_dapo.max_staleness"),
     ("trainer.v1.sampler.max_off_policy_strategy", ("drop",), "use async_dapo.max_staleness"),
     ("trainer.v1.sampler.sync_refill_failed_groups", (False,), "use async_dapo.reward.on_error"),

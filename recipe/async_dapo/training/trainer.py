@@ -41,6 +41,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.experimental.agent_loop import AgentLoopManager
+from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
@@ -86,6 +87,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     """One step: open a round, wait for its stop, train on exactly B valid groups, update the engines' weights."""
 
     checkpoint_manager: CheckpointEngineManager
+    checkpoint_callback: CheckpointCallback
     _engines_class: type[EngineManager] = EngineManager
     _worker_class: type[AsyncDAPOActorRolloutRefWorker] = AsyncDAPOActorRolloutRefWorker
     _has_told_fields = False
@@ -94,12 +96,15 @@ class AsyncDAPOTrainer(PPOTrainer):
     _can_take_one_pass = False  # the update computes old log-probs itself, once engines are judged
     _takes_one_pass = False  # so in this step
     _first_step = 1  # of this life
+    _on_complete = CheckpointCallback()  # the user's
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
         self._mixture: MixtureLogProbs | None = None
         self._checkpoints = KeptCheckpoints.taking_over_from_verl(config)
         super().__init__(config)
+        # verl would call it before the checkpoint is complete: a copy that it makes could not be resumed from.
+        self._on_complete, self.checkpoint_callback = self.checkpoint_callback, CheckpointCallback()
 
     def _init_dataloader(self) -> None:
         """Steps end a run: verl's loop would also end after `total_epochs`, without its last checkpoint and validation,
@@ -262,7 +267,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         actor, ranks = self.config.actor_rollout_ref.actor, 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
         rows = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-        if rows < len(batch) and not actor.shuffle:
+        has_updates = self.config.trainer.critic_warmup <= self.global_steps  # else rows do not divide the batch
+        if has_updates and rows < len(batch) and not actor.shuffle:
             work = calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
             padding, equal = map(store.is_padding, batch.tags), partial(get_seqlen_balanced_partitions, equal_size=True)
             batch.reorder(balanced_order(batch.keys, work, [*padding], ranks=ranks, rows=rows, partition=equal))
@@ -362,6 +368,9 @@ class AsyncDAPOTrainer(PPOTrainer):
                 f"{error}\n{folder} could not be written whole: {room}, seen from this node; "
                 "trainer.resume_mode=auto goes on from the newest complete checkpoint"
             ) from error
+        self._on_complete.on_save(
+            trainer=self, global_step=self.global_steps, checkpoint_dir=str(folder), async_save=False
+        )
         self._checkpoints.saved(folder)
 
     def _load_checkpoint(self) -> None:
