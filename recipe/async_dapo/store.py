@@ -195,11 +195,20 @@ def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
     return list(response_from_nested(data["log_probs"], data["response_mask"]).unbind())
 
 
-def leave_rejected_out(batch: KVBatchMeta) -> None:
-    """Take the tokens that verl has rejected out of the number that its loss is divided by, unless none is left."""
-    masks = read_fields(batch, ["response_mask"])["response_mask"]
-    if any(mask_T.any() for mask_T in masks):
-        write_field(batch, "loss_mask", masks)
+def leave_rejected_out(batch: KVBatchMeta, updates: Iterable[Sequence[int]]) -> None:
+    """Take the tokens that verl has rejected out of the number that its loss is divided by. An update of which none is
+    left keeps its number: its loss is 0, and not 0 / 0.
+
+    Args:
+        updates: the rows of each.
+    """
+    data = read_fields(batch, ["response_mask", "loss_mask"])
+    left, counted = data["response_mask"], data["loss_mask"]
+    for update in updates:
+        if any(left[row].any() for row in update):
+            for row in update:
+                counted[row] = left[row]
+    write_field(batch, "loss_mask", counted)
 
 
 def read_padded(batch: KVBatchMeta, fields: list[str]) -> TensorDict:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -146,3 +147,11 @@ def test_given_a_full_disk_when_a_checkpoint_is_written_then_the_error_ends_with
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer._save_checkpoint()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_a_data_loader_notes_its_number_of_processes_where_the_check_before_a_resume_looks() -> None:
+    """torchdata has no other way to ask a state for it. Without processes there is no such note."""
+    loaders = [StatefulDataLoader(range(9), num_workers=processes) for processes in (0, 2)]
+    alone, of_two = ((next(iter(loader)), loader.state_dict())[1] for loader in loaders)
+    assert "_snapshot" not in alone and of_two["_snapshot"]["_main_snapshot"]["_num_workers"] == 2

@@ -1,17 +1,23 @@
 """The cut of a step into updates, beside verl's own, with verl's functions."""
 
+from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-from verl.utils.seqlen_balancing import calculate_workload
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
+from recipe.async_dapo.core.mini_batches import balanced_order, rows_of_updates
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab.plan.systems import waiting_at_updates
+from recipe.async_dapo_lab.quickstart.tiny_model import build_model, build_tokenizer
 
 from ..support.imbalance import imbalance
 
@@ -89,3 +95,39 @@ def test_the_planner_s_estimate_of_waiting_is_within_a_tenth(ranks: int, prompts
     by_step = trainer is PPOTrainer
     estimates = [waiting_at_updates(own, ranks=ranks, updates=4, balances_steps=by_step) for own in work]
     assert np.mean(estimates) == pytest.approx(np.mean(real), rel=0.1)
+
+
+def gradients(lens_tok: Sequence[int], order: Sequence[int], *, ranks: int, rows: int) -> list[torch.Tensor]:
+    """Of each update of the same model, by verl's mean over tokens, and over ranks as FSDP takes it."""
+    model, found = build_model(build_tokenizer(), seed=0), []
+    for update in rows_of_updates(len(order), ranks=ranks, rows=rows):
+        model.zero_grad()
+        whole = sum(lens_tok[order[place]] for place in update)
+        for rank in range(ranks):
+            own = [order[place] for place in update[rank * rows // ranks :][: rows // ranks]]
+            longest = max(lens_tok[row] for row in own)
+            ids_BT = torch.stack([torch.arange(row, row + longest + 1) % 90 + 4 for row in own])
+            mask_BT = torch.tensor([[1.0] * lens_tok[row] + [0.0] * (longest - lens_tok[row]) for row in own])
+            log_probs_BTV = model(ids_BT[:, :-1]).logits.log_softmax(-1)
+            advantages_B1 = torch.tensor([[row % 7 - 3.0] for row in own])
+            loss_BT = -advantages_B1 * log_probs_BTV.gather(-1, ids_BT[:, 1:, None])[..., 0]
+            loss = agg_loss(loss_BT, mask_BT, "token-mean", dp_size=ranks, batch_num_tokens=whole)
+            (loss / ranks).backward()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    return found
+
+
+def test_an_update_has_the_same_gradient_however_it_is_divided_over_the_ranks() -> None:
+    """Up to the order of summation."""
+    lens_tok = np.minimum(np.random.default_rng(0).lognormal(3, 1, 32), 200).astype(int).tolist()
+    keys = [f"{row // 4}_{row % 4}_0" for row in range(len(lens_tok))]
+    told: dict[str, Any] = {"padding": [False] * len(keys), "ranks": 2, "rows": 8}
+    cuts = (
+        partial(get_seqlen_balanced_partitions, equal_size=True),
+        lambda work, parts: np.arange(len(work)).reshape(parts, -1),
+    )
+    balanced, in_turn = (balanced_order(keys, lens_tok, **told, partition=cut) for cut in cuts)
+    most_balanced, most_in_turn = (max(imbalance(order, lens_tok, ranks=2, rows=8)) for order in (balanced, in_turn))
+    assert most_balanced < 1.2 < most_in_turn
+    pairs = zip(*(gradients(lens_tok, order, ranks=2, rows=8) for order in (balanced, in_turn)), strict=True)
+    assert max(float((one - other).norm() / one.norm()) for one, other in pairs) < 1e-5

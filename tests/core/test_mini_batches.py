@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.mini_batches import balanced_order
+from recipe.async_dapo.core.mini_batches import balanced_order, rows_of_updates
 
 from ..support.imbalance import imbalance
 
@@ -24,10 +24,8 @@ def in_turns(work: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def updates_of(order: Sequence[int], *, ranks: int, rows: int) -> list[set[int]]:
-    """The rows of each update, as verl's ranks cut their parts."""
-    own, cell = len(order) // ranks, rows // ranks
-    parts = [order[rank * own :][:own] for rank in range(ranks)]
-    return [{row for part in parts for row in part[first : first + cell]} for first in range(0, own, cell)]
+    """The rows of each update."""
+    return [{order[place] for place in update} for update in rows_of_updates(len(order), ranks=ranks, rows=rows)]
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.randoms(use_true_random=False))
@@ -65,3 +63,8 @@ def test_padding_is_dealt_out_evenly(ranks: int, updates: int, share: int, data:
     assert sorted(order) == list(range(len(keys)))
     real = [sum(not padding[row] for row in update) for update in updates_of(order, ranks=ranks, rows=rows)]
     assert max(real) - min(real) <= 1
+
+
+def test_rows_that_do_not_divide_a_batch_leave_a_smaller_last_mini_batch() -> None:
+    """As while a critic warms up: the actor has no updates then."""
+    assert rows_of_updates(10, ranks=2, rows=6) == [[0, 1, 2, 5, 6, 7], [3, 4, 8, 9]]

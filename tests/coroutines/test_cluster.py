@@ -65,6 +65,19 @@ def test_given_drain_and_discard_without_filter_then_each_step_trains_on_the_nex
         assert set(cluster.trained) == {f"group-{k}" for k in range(step * batch)}
 
 
+@pytest.mark.parametrize("strategy", [RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV])
+def test_given_no_old_tokens_then_each_step_is_that_of_discard(start, strategy) -> None:
+    """Filtered groups, too, start again where `fifo` did not wait for them: the longer ones have been interrupted."""
+
+    def steps(**changes: Any) -> list[dict[str, float]]:
+        cluster = start(options(over_sampling_batch_size=9, max_concurrent_prompts=4, **changes), task=random_task(1))
+        return cluster.steps(8)
+
+    own, discards = steps(rollout_strategy=strategy, max_staleness=0), steps(rollout_strategy=RolloutStrategy.DISCARD)
+    assert own == discards
+    assert sum(step["async_dapo/early_stop/redrawn_groups"] for step in own) > 0
+
+
 @pytest.mark.slow
 def test_given_a_long_tail_when_tokens_may_be_one_version_old_then_none_is_masked(start) -> None:
     """Groups that begin while older ones have to be finished must find room in a later step."""

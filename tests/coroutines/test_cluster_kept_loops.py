@@ -6,6 +6,7 @@ import pytest
 
 from recipe.async_dapo.config.options import CallsConfig
 from recipe.async_dapo.config.values import RolloutStrategy
+from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 from ..support.simulated_cluster import resumed
@@ -81,10 +82,11 @@ def test_given_several_workers_when_a_group_is_continued_then_the_worker_with_it
 
 @KEEPING
 def test_given_groups_that_become_too_stale_then_their_loops_end(start, strategy) -> None:
-    changes = {"max_staleness": 0, "over_sampling_batch_size": 9}
     task = replace(random_task(3), tool_s=3.0, keeps_state=True)
-    cluster = start(opts(strategy, most=64, **changes), task=task)
-    cluster.steps(12)
+    cluster = start(opts(strategy, most=64, over_sampling_batch_size=9), task=task)
+    cluster.steps(6)
+    cluster.buffer.pool._staleness = StalenessLimit(max_staleness=0)  # tighter than the rounds know
+    cluster.steps(2)
     assert cluster.buffer.pool.ledger.retired > 0
     [worker] = cluster.workers
     waiting = {one.loop for group in cluster.buffer.pool.buffered for one in group.suspensions()}

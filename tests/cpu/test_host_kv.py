@@ -1,5 +1,6 @@
 """KV of interrupted requests in host memory: what is copied there, and that requests of a real engine go on with it."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -44,8 +45,9 @@ class Stops:
         )
         self.blocks.bind_gpu_block_pool(self.cache)
 
-    def stop(self, lengths: dict[str, int]) -> None:
-        """Requests are aborted with so many whole blocks, and the engine takes steps until it may sleep."""
+    def abort(self, lengths: dict[str, int], *, going_on: Sequence[str] = ()) -> None:
+        """Requests are aborted with so many whole blocks, and the engine takes steps with those that go on until it may
+        sleep."""
         for name, length in lengths.items():
             held = self.cache.get_new_blocks(length + 1)
             for block, block_hash in zip(held, self.hashes(name, length), strict=False):
@@ -61,7 +63,9 @@ class Stops:
             self.blocks.request_finished_all_groups(request, ([block.block_id for block in held],))
             self.cache.free_blocks(reversed(held))
         while self.blocks.has_pending_stores():
-            meta = self.blocks.build_connector_meta(SimpleNamespace(preempted_req_ids=None))
+            cached = SimpleNamespace(req_ids=list(going_on))
+            step = SimpleNamespace(preempted_req_ids=None, scheduled_cached_reqs=cached)
+            meta = self.blocks.build_connector_meta(step)
             self.copied += len(meta.store_gpu_blocks)
             done = SimpleCPUOffloadWorkerMetadata({meta.store_event: 2} if meta.store_event >= 0 else {})
             self.blocks.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=done))
@@ -94,7 +98,7 @@ def test_what_was_interrupted_last_is_in_host_memory_as_far_as_there_is_room(roo
         for lengths in stops:
             known = {name: world.found(name, length) for name, length in lengths.items()}
             copied = world.copied
-            world.stop(lengths)
+            world.abort(lengths)
             found = {name: world.found(name, length) for name, length in lengths.items()}
             assert sum(found.values()) == min(room, sum(lengths.values()))
             assert all(found[name] >= known[name] for name in lengths), "copied blocks made way for others"
@@ -104,6 +108,16 @@ def test_what_was_interrupted_last_is_in_host_memory_as_far_as_there_is_room(roo
     assert world.blocks.cpu_block_pool.get_num_free_blocks() == room
 
 
+@given(unwanted=LENGTHS, kept=LENGTHS)
+def test_what_is_aborted_while_others_go_on_is_not_copied_and_takes_no_room(unwanted, kept):
+    world = Stops(room=MOST * 5)
+    world.abort(kept)
+    copied = world.copied
+    world.abort({f"unwanted {name}": length for name, length in unwanted.items()}, going_on=["another"])
+    assert world.copied == copied == sum(kept.values())
+    assert {name: world.found(name, length) for name, length in kept.items()} == kept
+
+
 @pytest.mark.parametrize(
     ("ranks", "room_blocks"), [(1, 1000), pytest.param(2, 9, marks=pytest.mark.nightly)], ids=["one rank", "two, full"]
 )
@@ -111,7 +125,7 @@ def test_given_sleep_and_new_weights_then_a_request_goes_on_with_its_own_blocks_
     tmp_path, ranks, room_blocks
 ):
     seen = seen_by("asleep_and_awake", write_model(tmp_path / "model"), ranks, room_blocks, timeout_s=300)
-    assert seen["emptied"] == [True] * 3
+    assert seen["emptied"] == [True] * 4
     whole = [(tok - 1) // 16 * 16 for tok in seen["context_tok"]]  # the last token is computed in any case
     room_tok = (room_blocks - 1) * 16
     for fresh, own in seen["same_weights"]:
@@ -126,3 +140,5 @@ def test_given_sleep_and_new_weights_then_a_request_goes_on_with_its_own_blocks_
     assert found[0] == 0 or abs(fresh["log_probs"][0] - own["log_probs"][0]) > 1e-4, "not with the old blocks"
     assert seen["last"]["found_tok"] == min(whole[2], room_tok) >= found[0]
     assert seen["vllm_found_tok"] >= sum(found) + own["found_tok"] + seen["last"]["found_tok"]
+    unwanted, interrupted = seen["beside_an_unwanted_one"]
+    assert unwanted["found_tok"] == 0 < interrupted["found_tok"]

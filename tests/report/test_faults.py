@@ -3,16 +3,13 @@ killed from a run that ended by itself."""
 
 import random
 import sys
-import time
-from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import psutil
 
 from benchmarks.faults.audit import Note, audit
-from benchmarks.faults.cells import STOP, Cell, Moment, Stack
+from benchmarks.faults.cells import Cell, Moment, Stack
 from benchmarks.faults.chain import Chain
 from benchmarks.faults.life import LeftOver, Strike, still_there
 
@@ -110,40 +107,3 @@ def test_given_a_process_that_stays_then_it_is_named() -> None:
 
 def start(code: str) -> psutil.Popen:
     return psutil.Popen([sys.executable, "-c", f"import time; {code}"])
-
-
-class StruckLife(EndingLife):
-    """Goes on after a strike, and has a checkpoint every third step."""
-
-    def __init__(self, notes: Path) -> None:
-        super().__init__(None)
-        self._notes = notes
-        self.started = time.monotonic()
-        self.armed: list[Cell] = []
-
-    def arm(self, cell: Cell, delay_s: float) -> None:
-        self.strike = Strike(cell=cell, at=time.monotonic(), steps_before=self.metrics.trained_steps, pids=[1])
-        self.strike.done.set()
-        self.armed.append(cell)
-
-    def has_passed(self, moment: Moment) -> bool:
-        return False
-
-    def look(self) -> None:
-        self.metrics.trained_steps += 1
-        if self.metrics.trained_steps % 3 == 0:
-            with self._notes.open("ab") as file:
-                file.write(msgspec.json.encode(note(self.metrics.trained_steps, "a", "a")) + b"\n")
-
-
-def test_given_an_engine_that_is_killed_and_not_missed_then_the_next_one_is_killed_in_another_life(tmp_path) -> None:
-    stopped = Cell(stack=Stack.VLLM, who="server", when=Moment.ROUND, how=STOP)
-    killed = Cell(stack=Stack.VLLM, who="server", when=Moment.SAVE)
-    rows: list[dict] = []
-    chain = Chain(Stack.VLLM, lambda _: [], tmp_path, seed=0, add=rows.append)
-    left = deque([stopped, killed, CELL])
-    life = StruckLife(tmp_path / "notes.jsonl")
-    chain._live(life, left)
-    assert [row["outcome"] for row in rows] == ["continued", "continued"]
-    assert [row["steps"] for row in rows] == [6, 9], "a checkpoint has told what became of the prompts"
-    assert life.armed == [stopped, killed] and list(left) == [CELL]

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,7 +102,8 @@ def loss(run, monkeypatch):
         monkeypatch.setattr(store, "tq", queue)
         batch = KVBatchMeta(partition_id="train", keys=KEYS, tags=[{}] * 4)
         trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
-        trainer.config, trainer.global_steps = config, 1
+        trainer.config, trainer.global_steps, trainer.use_critic = config, 1, False
+        trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
         trainer._has_judged_engines = True
         trainer._mixture = Mixture() if options.importance_sampling is ImportanceSampling.MIXTURE else None
         if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there
@@ -213,6 +215,19 @@ def test_rejected_tokens_leave_the_number_that_the_loss_is_divided_by_as_well_as
     over_all = expected(current_minus_proximal, weight)
     assert loss(*band, advantage=PPOTrainer._compute_advantage) == pytest.approx(over_all, rel=1e-5), "verl alone"
     assert loss(*band) == pytest.approx(over_all * sum(RESPONSE_LENS) / kept, rel=1e-5)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_update_that_is_rejected_whole_is_divided_by_the_tokens_that_it_had(loss, shuffle: bool) -> None:
+    """Its loss would be 0 / 0 otherwise. Where ranks shuffle, each trajectory stands for itself."""
+    band = (f"{CORRECTION}rollout_rs=token_k1", f"{CORRECTION}rollout_rs_threshold=0.5_2.0")
+    cut = ("rollout.n=2", "actor.ppo_mini_batch_size=1", "actor.ppo_micro_batch_size_per_gpu=2")
+    updates = (*cut, f"actor.shuffle={shuffle}", "actor.data_loader_seed=1")
+    rejected = [(0, t) for t in range(3)] + [(1, t) for t in range(5)] + [(2, 0), (3, 0), (3, 1)]
+    log_probs = per_token(lambda i, t: BEHAVIOUR + 5.0 * ((i, t) in rejected))
+    loss(DECOUPLED, *band, *(f"actor_rollout_ref.{each}" for each in updates), old_log_probs=nested(log_probs))
+    counted = [int(mask_T.sum()) for mask_T in store.tq.fields["loss_mask"].unbind()]
+    assert counted == [3, 5, 3, 2 if shuffle else 0]
 
 
 @pytest.mark.parametrize("mode", [NONE, DECOUPLED, MIXTURE])

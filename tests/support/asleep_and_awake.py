@@ -7,6 +7,7 @@ python -m tests.support.asleep_and_awake MODEL RANKS ROOM_BLOCKS
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -46,8 +47,10 @@ async def answer(
     return {"tokens": tokens, "log_probs": log_probs, "found_tok": found_tok}
 
 
-async def interrupted(server: AsyncDAPOServer, contexts: list[list[int]], name: str, **options: Any) -> list[Any]:
-    """Requests that are stopped when each has a few blocks."""
+async def interrupted(
+    server: AsyncDAPOServer, contexts: list[list[int]], name: str, unwanted: Sequence[str] = (), **options: Any
+) -> list[Any]:
+    """Requests that are stopped when each has a few blocks; unwanted ones are aborted before."""
     tasks = [
         asyncio.create_task(answer(server, each, f"{name} {k}", LONG_TOK, **options)) for k, each in enumerate(contexts)
     ]
@@ -55,6 +58,7 @@ async def interrupted(server: AsyncDAPOServer, contexts: list[list[int]], name: 
         while (request := server._requests.get(f"{name} {k}")) is None:  # noqa: ASYNC110 (nobody says so)
             await asyncio.sleep(0)
         await request.has_piece.wait()
+    await server.abort_requests([*unwanted])
     await asyncio.sleep(0.3)
     await server.stop_generation()
     return [await task for task in tasks]
@@ -84,6 +88,7 @@ async def main(model: str, ranks: int, room_blocks: int) -> dict[str, Any]:
     prompts = [[token + k for token in PROMPT] for k in range(2)]
     begun = await interrupted(server, prompts, "begun")
     contexts = [prompt + one["tokens"] for prompt, one in zip(prompts, begun, strict=True)]
+    context_tok = [*map(len, contexts)]
     emptied = [await sleep_and_wake_up(engine, server, 1)]
     same_weights = [
         [await answer(server, context, f"same {k} {began}", began=began) for began in (1, 0)]
@@ -94,16 +99,23 @@ async def main(model: str, ranks: int, room_blocks: int) -> dict[str, Any]:
     new_weights = [await answer(server, contexts[0], f"new {began}", began=began) for began in (2, 0)]
     # Interrupted again, and continued again: what it has got since is found, too.
     [longer] = await interrupted(server, contexts[:1], "longer", began=0)
+    context_tok.append(len(contexts[0] + longer["tokens"]))
     emptied.append(await sleep_and_wake_up(engine, server, 3))
     last = await answer(server, contexts[0] + longer["tokens"], "last", began=0)
+    prompts = [[token + k for token in PROMPT] for k in (2, 3)]
+    begun = await interrupted(server, prompts, "beside", unwanted=["beside 0"])
+    contexts = [prompt + one["tokens"] for prompt, one in zip(prompts, begun, strict=True)]
+    emptied.append(await sleep_and_wake_up(engine, server, 4))
+    beside = [await answer(server, context, f"after {k}", began=3) for k, context in enumerate(contexts)]
     found = vllms_own("external_prefix_cache_hits")
     engine.shutdown()
     return {
         "emptied": emptied,
-        "context_tok": [*map(len, contexts), len(contexts[0] + longer["tokens"])],
+        "context_tok": context_tok,
         "same_weights": same_weights,
         "new_weights": new_weights,
         "last": last,
+        "beside_an_unwanted_one": beside,
         "vllm_found_tok": found,
     }
 

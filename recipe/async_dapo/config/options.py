@@ -142,11 +142,12 @@ TOGETHER = (
          lambda it: it.max_tokens_per_round is not None and it.rollout_strategy is not RolloutStrategy.PARTIAL,
          "async_dapo.rollout_strategy={it.rollout_strategy} cannot set a trajectory aside; choose partial, or leave it "
          "null"),
-    Rule("async_dapo.rollout_strategy", lambda it: it.is_separate and not it.keeps_tokens,
+    Rule("async_dapo.rollout_strategy",
+         lambda it: it.is_separate and it.rollout_strategy is RolloutStrategy.DISCARD,
          _SEPARATE + "would throw tokens away, and no step stops the engines; choose another strategy"),
     Rule("async_dapo.max_staleness", lambda it: it.is_separate and it.max_staleness == 0,
          _SEPARATE + "engines would wait for every training step; set it to 1 or more"),
-    Rule("async_dapo.stop_rule", lambda it: it.is_separate and it.keeps_tokens and it.max_staleness != 0
+    Rule("async_dapo.stop_rule", lambda it: it.is_separate and it.keeps_tokens
          and it.stop_rule is not StopRuleName.FIRST_COMPLETED,
          _SEPARATE + "no step stops the engines, and the oldest groups are trained first; leave it null"),
     Rule("async_dapo.max_tokens_per_round", lambda it: it.is_separate and it.max_tokens_per_round is not None,
@@ -251,13 +252,14 @@ class AsyncDAPOConfig:
 
     @property
     def keeps_tokens(self) -> bool:
-        """Whether interrupted trajectories are continued in the next round."""
-        return self.rollout_strategy is not RolloutStrategy.DISCARD
+        """Whether interrupted trajectories are continued in the next round. Without old tokens there is nothing to
+        continue: every strategy then does as `discard`."""
+        return self.rollout_strategy is not RolloutStrategy.DISCARD and self.max_staleness != 0
 
     @property
     def most_trainable(self) -> int | None:
         """Valid groups that a step and those that may still train on its tokens take; None = any number."""
-        if not self.max_staleness or not self.keeps_tokens:
+        if self.max_staleness is None or not self.keeps_tokens:
             return None  # without a limit, or nothing that a later step could find too old
         return (1 + self.max_staleness) * self.target_valid_groups
 
@@ -275,7 +277,7 @@ class AsyncDAPOConfig:
     @property
     def has_old_kv(self) -> bool:
         """Whether interrupted trajectories go on with keys and values of the old weights."""
-        return self.rollout_strategy is RolloutStrategy.PARTIAL_STALE_KV
+        return self.rollout_strategy is RolloutStrategy.PARTIAL_STALE_KV and self.keeps_tokens
 
     @property
     def lanes_per_worker(self) -> int | None:
@@ -326,7 +328,7 @@ class AsyncDAPOConfig:
         return OverSampling(
             target_valid_groups=self.target_valid_groups,
             batch_size=batch_size if isinstance(batch_size, int) else None,
-            keeps_tokens=self.keeps_tokens and self.max_staleness != 0,
+            keeps_tokens=self.keeps_tokens,
             max_partial_share=self.max_partial_share,
         )
 

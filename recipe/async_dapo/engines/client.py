@@ -46,7 +46,7 @@ _SERVER_OPTIONS = ("image_data", "video_data", "audio_data", "mm_processor_kwarg
 
 # vLLM refuses the first two where it verifies drafts; behind a stop string, what the same step yielded would stay.
 _NOT_DRAFTED = ("min_p", "logit_bias", "stop")
-# vLLM aborts what a stop string has ended: that would go to host memory, as what is interrupted does.
+# vLLM aborts what a stop string has ended: where no other request goes on, that would go to host memory.
 _NOT_WITH_OLD_KV = ("stop",)
 
 

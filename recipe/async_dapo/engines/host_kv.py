@@ -10,6 +10,9 @@ request is interrupted:
     sleep      begins when nothing is left to copy; the KV cache is gone
     next round the prefix of a request that is continued is found by its hashes, and copied back by vLLM
 
+A stop aborts all requests at once. What is aborted while others go on, as the siblings of a trajectory that failed, is
+not wanted any more, and is not copied.
+
 Host memory then needs room for what is interrupted at once, and what ended in between is thrown away first. A block
 that had no room, or whose engine died, is prefilled again, under the new weights. Hashes are those of vLLM's prefix
 cache, with a salt for the policy version that began the trajectory: no other one meets its blocks.
@@ -52,7 +55,7 @@ class InterruptedBlocks(SimpleCPUOffloadScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, lazy_offload=True, **kwargs)
-        self._interrupted: list[tuple[Request, list[KVCacheBlock]]] = []  # with their blocks, held in the KV cache
+        self._aborted: list[tuple[Request, list[KVCacheBlock]]] = []  # with their blocks, held in the KV cache
         self._planned: deque[tuple[int, int]] = deque()  # to copy: (block of the KV cache, block in host memory)
         self._used: list[KVCacheBlock] = []  # of what was interrupted, in host memory already, and held there
 
@@ -62,7 +65,7 @@ class InterruptedBlocks(SimpleCPUOffloadScheduler):
         if request.status is RequestStatus.FINISHED_ABORTED:
             held = self._whole_blocks(request, block_ids)
             self._gpu_block_pool.touch(held)
-            self._interrupted.append((request, held))
+            self._aborted.append((request, held))
         return super().request_finished_all_groups(request, block_ids)
 
     def _whole_blocks(self, request: Request, block_ids: tuple[list[int], ...]) -> list[KVCacheBlock]:
@@ -76,13 +79,22 @@ class InterruptedBlocks(SimpleCPUOffloadScheduler):
         return [block for block in found if block.block_hash is not None and not block.is_null]
 
     def prepare_store_specs(self, scheduler_output: SchedulerOutput) -> tuple[list[int], list[int], list[str]]:
-        if self._interrupted:
+        goes_on = bool(scheduler_output.scheduled_cached_reqs.req_ids)  # what was being admitted at a stop is new
+        if self._aborted and goes_on:
+            self._let_go()
+        elif self._aborted:
             self._plan()
         elif not self._planned and not super().has_pending_stores():
             self.cpu_block_pool.free_blocks(reversed(self._used))
             self._used = []
         now = [self._planned.popleft() for _ in range(min(_AT_ONCE, len(self._planned)))]
         return [gpu for gpu, _ in now], [host for _, host in now], []
+
+    def _let_go(self) -> None:
+        """Of what was aborted while other requests go on: ends of prefixes first, which are thrown away first."""
+        for _, held in self._aborted:
+            self._gpu_block_pool.free_blocks(reversed(held))
+        self._aborted = []
 
     def _plan(self) -> None:
         """Give every block of what was interrupted a place, the longest requests first, while there are places. What is
@@ -92,7 +104,7 @@ class InterruptedBlocks(SimpleCPUOffloadScheduler):
         used is given back when all is copied.
         """
         host, gpu = self.cpu_block_pool, self._gpu_block_pool
-        interrupted = sorted(self._interrupted, key=lambda each: -each[0].num_tokens)
+        interrupted = sorted(self._aborted, key=lambda each: -each[0].num_tokens)
         used: list[KVCacheBlock] = []
         for request, held in interrupted:
             # One that waited, or was being copied back, has no blocks in the KV cache.
@@ -112,11 +124,11 @@ class InterruptedBlocks(SimpleCPUOffloadScheduler):
                 place._block_hash = block.block_hash  # as vLLM's own plan does: it is found once it is copied
                 found.add(block.block_hash)
                 planned.append((block.block_id, place.block_id))
-        self._interrupted = []
+        self._aborted = []
         self._planned.extend(reversed(planned))
 
     def has_pending_stores(self) -> bool:
-        return bool(self._interrupted or self._planned or self._used) or super().has_pending_stores()
+        return bool(self._aborted or self._planned or self._used) or super().has_pending_stores()
 
 
 class HostKVConnector(SimpleCPUOffloadConnector):

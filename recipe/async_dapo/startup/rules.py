@@ -363,7 +363,8 @@ RULES: tuple[Rule, ...] = (
     Rule("async_dapo.host_kv_gib", lambda it: it.options.host_kv_gib is not None
          and not (it.options.has_old_kv and it.rollout.free_cache_engine and not it.options.is_separate),
          "is where engines that sleep keep what goes on with old KV; set null, or async_dapo.placement=colocated, "
-         f"async_dapo.rollout_strategy=partial_stale_kv and {_ROLLOUT}free_cache_engine=True"),
+         "async_dapo.rollout_strategy=partial_stale_kv, async_dapo.max_staleness=1 and "
+         f"{_ROLLOUT}free_cache_engine=True"),
     Rule(_ROLLOUT + "enable_prefix_caching",
          lambda it: it.options.host_kv_gib is not None and not it.rollout.enable_prefix_caching,
          "KV in host memory is found by vLLM's prefix cache; set True, or async_dapo.host_kv_gib=null"),

@@ -32,7 +32,7 @@ METRICS: dict[str, str] = {
     "round/rollout_s": "from the opening of the round to the last worker's report [s]",
     "early_stop/stop_latency_s": "from the report that met the stop rule until every request is back [s]",
     "early_stop/interrupted_groups": "groups that the stop interrupted [groups]",
-    "early_stop/redrawn_groups": "complete, but behind those that fifo waits for; with discard queued again [groups]",
+    "early_stop/redrawn_groups": "complete, but behind those that fifo waits for; queued again [groups]",
     "early_stop/lost_reports": "started groups that no worker gave back; queued again [groups]",
     "filter/rejected_groups": "groups whose metric does not vary [groups]",
     "filter/valid_share": "share of groups that is expected to be valid in the next step [0-1]",

@@ -60,7 +60,7 @@ from ..config.values import (
 )
 from ..core.agreement import NewestTokens, judge
 from ..core.ledger import LedgerError
-from ..core.mini_batches import balanced_order
+from ..core.mini_batches import balanced_order, rows_of_updates
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
@@ -265,7 +265,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
         """verl balances a step over the training ranks; this balances each of its updates, at which all ranks meet."""
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
-        actor, ranks = self.config.actor_rollout_ref.actor, 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
+        actor, ranks = self.config.actor_rollout_ref.actor, self._training_ranks
         rows = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
         has_updates = self.config.trainer.critic_warmup <= self.global_steps  # else rows do not divide the batch
         if has_updates and rows < len(batch) and not actor.shuffle:
@@ -273,6 +273,20 @@ class AsyncDAPOTrainer(PPOTrainer):
             padding, equal = map(store.is_padding, batch.tags), partial(get_seqlen_balanced_partitions, equal_size=True)
             batch.reorder(balanced_order(batch.keys, work, [*padding], ranks=ranks, rows=rows, partition=equal))
         return batch
+
+    @property
+    def _training_ranks(self) -> int:
+        return 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
+
+    def _updates(self, count: int) -> list[list[int]]:
+        """The rows of each update of a batch, those of the critic if they are fewer. Where ranks shuffle, nobody knows
+        them: then each row by itself.
+        """
+        models = [self.config.actor_rollout_ref.actor, *([self.config.critic] if self.use_critic else [])]
+        if any(model.shuffle for model in models):
+            return rows_of_updates(count, ranks=1, rows=1)
+        rows = min(model.ppo_mini_batch_size for model in models) * self.config.actor_rollout_ref.rollout.n
+        return rows_of_updates(count, ranks=self._training_ranks, rows=min(rows, count))
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Until engines are judged, the trainer computes log-probs before every update, also where the update does so
@@ -318,7 +332,7 @@ class AsyncDAPOTrainer(PPOTrainer):
             store.write_field(batch, "rollout_is_weights", [row_T[: len(own_T)] for row_T, own_T in rows])
             metrics.update(weight_metrics)
         if correction.rollout_rs is not None:
-            store.leave_rejected_out(batch)
+            store.leave_rejected_out(batch, self._updates(len(batch)))
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
