@@ -56,7 +56,7 @@ def in_words() -> str:
         f"{of[PUBLISHED][DEFAULT]:.2f} of colocate_async's, with drafts {of[PUBLISHED][DRAFTED]:.2f}, with DAPO's "
         f"filter (60 % valid, as in the other rows) {of[FILTERED][DEFAULT]:.2f}, or {of[FILTERED][EQUAL_SHARE]:.2f} at "
         f"equal off-policy share, with both {of[FILTERED][DRAFTED]:.2f}. verl's separate_async, published at "
-        f"{read_published()[separate]:.0f} s for this job, is simulated at {simulated[separate]:.0f}: missed.\n"
+        f"{read_published()[separate]:.0f} s for this job, was simulated at {simulated[separate]:.0f}: missed.\n"
     )
 
 
