@@ -6,7 +6,7 @@ Every loop of the system, what it waits for (...), and what unblocks it:
         open_round                     hands groups to the coordinator, starts all workers
         next_event ................... coordinator: prompts are needed (draw, add, wait again), or all engines are idle
         close_round .................. each worker's report; the load balancer: every lease is back
-        train, save .................. verl's training workers
+        train, save .................. verl's training workers; a save: tokens that workers are still parking
         update_weights ............... every engine has taken the weights, or is given up
         open_engines ................. every server has opened its gate
     worker, `max_concurrent_prompts` lanes
