@@ -38,7 +38,6 @@ SEPARATE_PARTIAL = "separate, partial"  # of `side_by_side`
 REFERENCE_ROWS = (
     "verl sync",
     "verl colocate_async",
-    "verl separate_async, 2 of 8 train",
     "dynamic sampling",
     "async DAPO 2025",
     "APRIL",
@@ -56,8 +55,7 @@ def grid() -> str:
     means = means.rename(columns={"Settings": "setting"} | {defaults.TITLES[key]: key for key in GRID})
     means["setting"] = "geometric mean, " + means["setting"]
     table = pd.concat([lines, means])[list(GRID)].rename(columns=GRID)
-    by_settings = defaults.means_table().set_index("Settings")
-    mean, bound = by_settings.loc["all"], by_settings.iloc[-1][defaults.TITLES["bound_of_colocate"]]
+    bound = defaults.means_table().iloc[-1][defaults.TITLES["bound_of_colocate"]]
     ahead = lines["off_policy"] - lines["off_policy_colocate"]
     return (
         f"{markdown(table)}\n"
@@ -65,7 +63,6 @@ def grid() -> str:
         f"colocate_async's share in {(ahead > 0).sum()} settings, by {ahead.max():.2f} at most.\n"
         f"- **Bound**, all engines full: {bound:.3f} of colocate_async's step, in the last row. "
         "Only [cheaper tokens](drafts.md) pass it.\n"
-        f"- **separate_async**, best split: the default takes {mean[defaults.TITLES['of_separate']]:.3f} of its step.\n"
     )
 
 

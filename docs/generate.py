@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.defaults import draw as defaults
-from benchmarks.reach import summary as reach
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.support.tables import markdown
 from benchmarks.verl_job import summary as verl_job
@@ -84,7 +83,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "verl's options": table(declared.verl_defaults),
     },
     "docs/metrics.md": {"is it helping": table(declared.healthy_ranges), "metrics": declared.metrics},
-    "docs/models.md": {"support": table(support), "reach": table(reach.scripts)},
+    "docs/models.md": {"support": table(support)},
     "docs/cluster.md": {"memory": table(memory_table)},
     "docs/separate.md": {"measured": evidence.separate_measured},
     "docs/plan_check_rehearse.md": {"reference setting": table(evidence.reference_setting)},

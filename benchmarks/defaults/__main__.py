@@ -1,7 +1,7 @@
 """The defaults against every baseline and every hand-tuned row, in every setting of the grid:
 
     python -m benchmarks.defaults [--jobs 2] [--output outputs/defaults] [--largest 128]
-    python -m benchmarks.defaults --settings "8 x H200, B=64" --systems "verl separate_async" default
+    python -m benchmarks.defaults --settings "8 x H200, B=64" --systems "verl colocate_async" default
     python -m benchmarks.defaults --grid one_update --systems "verl sync" "verl colocate" "default"
 
 Simulates what `systems.csv` in the folder does not have yet, then draws; see `draw.py`. A row takes seconds to minutes,

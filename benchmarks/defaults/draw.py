@@ -20,18 +20,15 @@ from .settings import GRIDS, SETTINGS, Setting
 ASSETS = Path(__file__).parents[2] / "assets"
 FOLDER = ASSETS / "defaults"
 DRAFTS = ASSETS / "drafts" / "grid.csv"  # of a closed study (benchmarks/README.md), with drafts and an FP8 cache
-SYNC, SEPARATE = "verl sync", "verl separate_async, "
+SYNC = "verl sync"
 TITLES = {
     "setting": "Setting",
     "sync_s": "verl sync [s]",
     "colocate_s": "verl colocate_async [s]",
-    "separate_s": "verl separate_async [s]",
-    "split": "Of its servers train",
     "baseline": "Best baseline",
     "default_s": "Default [s]",
     "of_sync": "Of sync",
     "of_colocate": "Of colocate_async",
-    "of_separate": "Of separate_async",
     "of_baseline": "Of best baseline",
     "of_tuned_same": "Of best tuned partial",
     "of_tuned": "Of best tuned of any strategy",
@@ -40,7 +37,6 @@ TITLES = {
     "bound_of_colocate": "Bound, of colocate_async",
     "off_policy": "Off-policy",
     "off_policy_colocate": "Off-policy, colocate_async",
-    "off_policy_separate": "Off-policy, separate_async",
     "equal_of_colocate": "Of colocate_async, equal off-policy share",
     "off_policy_equal": "Off-policy then",
     "stale_kv_s": "Default, stale KV [s]",
@@ -48,7 +44,6 @@ TITLES = {
 RATIOS = [
     "of_sync",
     "of_colocate",
-    "of_separate",
     "of_baseline",
     "of_tuned_same",
     "of_tuned",
@@ -100,7 +95,6 @@ def summary(folder: Path) -> pd.DataFrame:
         own = rows[rows["setting"] == str(setting)].set_index("system")
         if not {DEFAULT, SYNC, COLOCATE} <= set(own.index):
             continue
-        separate = own[own.index.str.startswith(SEPARATE)]["per_batch_s"]
         base, tuned = own[own["kind"] == "baseline"], own[own["kind"] == "tuned"]
         default, seconds = own.loc[DEFAULT], own["per_batch_s"]
         same = tuned[tuned["strategy"] == "partial"]
@@ -111,14 +105,11 @@ def summary(folder: Path) -> pd.DataFrame:
                 "setting": str(setting),
                 "sync_s": seconds[SYNC],
                 "colocate_s": seconds[COLOCATE],
-                "separate_s": separate.min(),
-                "split": "" if separate.empty else separate.idxmin().removeprefix(SEPARATE).removesuffix(" train"),
                 "baseline": base["per_batch_s"].idxmin(),
                 "baseline_s": base["per_batch_s"].min(),
                 "default_s": seconds[DEFAULT],
                 "of_sync": seconds[DEFAULT] / seconds[SYNC],
                 "of_colocate": seconds[DEFAULT] / seconds[COLOCATE],
-                "of_separate": seconds[DEFAULT] / separate.min(),
                 "of_baseline": seconds[DEFAULT] / base["per_batch_s"].min(),
                 "of_tuned_same": seconds[DEFAULT] / same["per_batch_s"].min(),
                 "tuned": tuned["per_batch_s"].idxmin() if len(tuned) else "",
@@ -128,7 +119,6 @@ def summary(folder: Path) -> pd.DataFrame:
                 "bound_of_colocate": bound_s / seconds[COLOCATE],
                 "off_policy": default["off_policy"],
                 "off_policy_colocate": own.loc[COLOCATE, "off_policy"],
-                "off_policy_separate": float("nan") if separate.empty else own.loc[separate.idxmin(), "off_policy"],
                 "equal_of_colocate": seconds.get(EQUAL_SHARE, float("nan")) / seconds[COLOCATE],
                 "of_alike": seconds[DEFAULT] / seconds.get(COLOCATE_ALIKE, float("nan")),
                 "of_host_kv": seconds.get(HOST_KV, float("nan")) / seconds[COLOCATE],
@@ -152,7 +142,7 @@ def means_table() -> pd.DataFrame:
     servers = lines["setting"].str.extract(r"^(\d+) x")[0].astype(int)
     named = {name: lines[servers <= largest] for name, largest in GROUPS.items()}
     named[f"without {UNBOUND}"] = lines[~lines["setting"].str.startswith(UNBOUND)]
-    columns = [*RATIOS[:3], "equal_of_colocate", *RATIOS[3:-1]]
+    columns = [*RATIOS[:2], "equal_of_colocate", *RATIOS[2:-1]]
     columns = [column for column in columns if not column.startswith("of_tuned")]  # of fewer settings
     rows = [
         {"Settings": name, "Count": len(some)} | {TITLES[column]: geometric_mean(some[column]) for column in columns}

@@ -70,7 +70,7 @@ WAVES = (
     Wave(
         limit_s=360.0,
         parts=(
-            check(5, "speed", **{"speed/speed.jsonl": "calibration.jsonl"}),
+            check(3, "speed", **{"speed/speed.jsonl": "calibration.jsonl"}),
             compare("partial"),
             compare("verl colocate_async, 0.05 s poll"),
         ),
@@ -78,13 +78,12 @@ WAVES = (
     Wave(
         limit_s=360.0,
         parts=(
-            check(2, "engine"),
             compare("verl colocate_async, 0.05 s poll, no pass"),
             compare("partial_stale_kv"),
         ),
     ),
-    Wave(limit_s=300.0, parts=(check(4, "cheaper_tokens"), compare("partial", model="experts", steps=3))),
-    Wave(limit_s=START_S + ENDING_S, parts=(check(3, "training"),)),  # without a turn, a wave ends here
+    Wave(limit_s=300.0, parts=(compare("partial", model="experts", steps=3),)),
+    Wave(limit_s=START_S + ENDING_S, parts=(check(2, "training"),)),  # without a turn, a wave ends here
 )
 
 

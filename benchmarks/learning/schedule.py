@@ -8,7 +8,7 @@ before the round stops. The others have not happened: the next round samples ane
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -52,7 +52,6 @@ class _ModelAnswers:
     exercise: Exercise
     prompt: list[int]
     sampled: list[Continuation]
-    calls_left_s: dict[int, float] = field(default_factory=dict)
 
     @property
     def response_lens_tok(self) -> list[int]:

@@ -3,8 +3,8 @@
 verl's page on its V1 asynchronous trainer (16 September 2026; `published.csv` has its address) says model, engines of 4
 GPUs, Megatron's TP2 PP2 CP2, B=64 in four mini-batches, 32K, seconds and tokens of 150 steps, and nodes of 8 H100 for
 its second experiment. By its tokens a second n is 8, and a prompt 155 tokens. Assumed: the same nodes for the first
-one, log-normal lengths whose mean is that of the page, and the planner's constants. The first has decoupled PPO, the
-second not: the log-probs that are simulated there take a hundredth of its step.
+one, log-normal lengths whose mean is that of the page, and the planner's constants. verl's separate_async is a closed
+study (benchmarks/README.md): the file keeps its rows.
 """
 
 import json
@@ -18,36 +18,37 @@ from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE, equal_share,
 from benchmarks.defaults.settings import MEASURED, Setting
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo_lab.plan.candidates import Candidate, baseline, with_drafts
-from recipe.async_dapo_lab.plan.systems import verl_colocate_async, verl_separate_async, verl_sync
+from recipe.async_dapo_lab.plan.systems import verl_colocate_async, verl_sync
 
 MODEL, GROUPS = "qwen3.5-35b-a3b", 64
 JOB = Setting(
     servers=8, gpus=4, accelerator="h100", groups=GROUPS, n=8, limit_tok=32_768, median_tok=10_000, model=MODEL
 )
 FIXED: dict[str, Any] = {"prompt_len_tok": 155, "updates": 4, "gpus_per_rank": 8}
-PUBLISHED, FILTERED, AS_MEASURED, THREE_NODES = "as published", "60 % valid", "an engine as measured", "3 nodes"
-DRAFTED, ACCEPTED = "default, drafts", 0.6
+PUBLISHED, FILTERED, AS_MEASURED = "as published", "60 % valid", "an engine as measured"
+DRAFTED = "default, drafts"
+# Accepted and drafted tokens of a request and step: by suffix decoding, and by the model's own head.
+DRAFTS = {DRAFTED: (0.6, 1.5), "default, mtp, 1.0 accepted": (1.0, 2.0), "default, mtp, 2.3 accepted": (2.3, 3.0)}
 CASES: dict[str, dict[str, Any]] = {
     PUBLISHED: {"valid_share": 1.0},
     FILTERED: {"valid_share": 0.6},
     AS_MEASURED: {"valid_share": 1.0} | json.loads(MEASURED.read_text("utf-8")),
-    THREE_NODES: {"valid_share": 1.0, "servers": 6, "length_median_tok": 10_700.0},
 }
 
 
-def candidates(case: str) -> Iterator[Candidate]:
-    if case != THREE_NODES:
-        yield baseline(verl_sync(groups=GROUPS))
-        yield baseline(verl_colocate_async(groups=GROUPS))
-        yield ours(DEFAULT)
-        drafted = ours(DRAFTED)
+def candidates() -> Iterator[Candidate]:
+    yield baseline(verl_sync(groups=GROUPS))
+    yield baseline(verl_colocate_async(groups=GROUPS))
+    yield ours(DEFAULT)
+    for drafted in map(ours, DRAFTS):
         yield replace(drafted, system=with_drafts(drafted.system))
-    servers = CASES[case].get("servers", JOB.servers)
-    yield baseline(verl_separate_async(groups=GROUPS, trainer_servers=4, servers=servers))
 
 
 def row(case: str, candidate: Candidate) -> dict[str, Any]:
-    drafts = {"drafts_accepted": ACCEPTED} if candidate.system.name == DRAFTED else {}
+    drafts = {}
+    if candidate.system.name in DRAFTS:
+        accepted, drafted = DRAFTS[candidate.system.name]
+        drafts = {"drafts_accepted": accepted, "drafts_accepted_ratio": accepted / drafted}
     return measure(JOB, "", candidate, **FIXED, **CASES[case], **drafts)
 
 
@@ -62,8 +63,7 @@ def run(path: Path) -> None:
     """Simulate what the file does not have yet."""
     file = RunsFile(path)
     for case in CASES:
-        for candidate in candidates(case):
+        for candidate in candidates():
             file.measure({"case": case, "system": candidate.system.name}, partial(row, case, candidate))
-        if case != THREE_NODES:
-            share = float(file.row(case=case, system=COLOCATE)["off_policy"])
-            file.measure({"case": case, "system": EQUAL_SHARE}, partial(row_at_share, case, share))
+        share = float(file.row(case=case, system=COLOCATE)["off_policy"])
+        file.measure({"case": case, "system": EQUAL_SHARE}, partial(row_at_share, case, share))

@@ -7,7 +7,7 @@ import pandas as pd
 from benchmarks.defaults import draw as defaults
 from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE
 
-from .run import AS_MEASURED, DRAFTED, FILTERED, JOB, MODEL, PUBLISHED
+from .run import AS_MEASURED, DRAFTED, DRAFTS, FILTERED, JOB, MODEL, PUBLISHED
 
 FOLDER = Path(__file__).parents[2] / "assets" / "verl_job"
 
@@ -56,7 +56,7 @@ def in_words() -> str:
         f"{of[PUBLISHED][DEFAULT]:.2f} of colocate_async's, with drafts {of[PUBLISHED][DRAFTED]:.2f}, with DAPO's "
         f"filter (60 % valid, as in the other rows) {of[FILTERED][DEFAULT]:.2f}, or {of[FILTERED][EQUAL_SHARE]:.2f} at "
         f"equal off-policy share, with both {of[FILTERED][DRAFTED]:.2f}. verl's separate_async, published at "
-        f"{read_published()[separate]:.0f} s for this job, is simulated at {simulated[separate]:.0f}: missed.\n"
+        f"{read_published()[separate]:.0f} s for this job, was simulated at {simulated[separate]:.0f}: missed.\n"
     )
 
 
@@ -69,7 +69,7 @@ def seconds_table() -> pd.DataFrame:
     }
     simulated = read_simulated().unstack("case")[list(titles)].dropna()
     table = simulated.assign(published=read_published()[PUBLISHED]).rename(columns=titles)
-    ours = [DEFAULT, EQUAL_SHARE, DRAFTED]
+    ours = [DEFAULT, EQUAL_SHARE, *DRAFTS]
     order = [*read_published()[PUBLISHED].index, *ours]
     columns = ["published", *table.columns.drop("published")]
     titles = {name: f"{name[0].upper()}{name[1:]} [s]" for name in columns}

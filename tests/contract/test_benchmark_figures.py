@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.defaults import draw as defaults
 from benchmarks.defaults import run as grid
-from benchmarks.defaults.draw import FOLDER, SEPARATE
+from benchmarks.defaults.draw import FOLDER
 from benchmarks.defaults.settings import SETTINGS
 from benchmarks.side_by_side import run as side_by_side
 from benchmarks.side_by_side import summary
@@ -149,14 +149,13 @@ def test_a_runs_file_keeps_older_rows_when_columns_are_added(tmp_path: Path) -> 
     assert (last["tail"], last["step_s"], last["staleness"]) == ("2", "4.5", "")
 
 
-def test_the_grid_compares_with_the_best_split_and_leaves_out_settings_that_lack_a_system(tmp_path: Path) -> None:
+def test_the_grid_compares_with_the_best_baseline_and_leaves_out_settings_that_lack_a_system(tmp_path: Path) -> None:
     base = {"strategy": "partial", "rollout_s": 60.0, "length_bias": 1.0, "off_policy": 0.5}
     tokens = {"trained_tok": 1000, "withheld_tok": 0}
     seconds = {
         "verl sync": ("baseline", 200.0),
         "verl colocate_async": ("baseline", 125.0),
-        "verl separate_async, 2 of 8 train": ("baseline", 160.0),
-        "verl separate_async, 3 of 8 train": ("baseline", 120.0),
+        "APRIL": ("baseline", 120.0),
         "default": ("default", 100.0),
         "partial 4096": ("tuned", 50.0),
     }
@@ -169,9 +168,7 @@ def test_the_grid_compares_with_the_best_split_and_leaves_out_settings_that_lack
     next(row for row in rows if row["kind"] == "tuned")["withheld_tok"] = 600
     pd.DataFrame(rows).to_csv(tmp_path / "systems.csv", index=False)
     [line] = defaults.summary(tmp_path).to_dict("records")
-    assert (line["separate_s"], line["split"]) == (120.0, "3 of 8")
-    assert line["of_separate"] == line["of_baseline"] == pytest.approx(100 / 120)
-    assert line["baseline"] == "verl separate_async, 3 of 8 train"
+    assert line["baseline"] == "APRIL" and line["of_baseline"] == pytest.approx(100 / 120)
     assert line["of_tuned"] == pytest.approx(100 / (50 / 0.4))
 
 
@@ -192,9 +189,9 @@ NOISE = 0.03  # of a window of few steps, and of the bound's sample of prompts
 
 @pytest.mark.slow
 def test_no_rollout_of_the_grid_is_faster_than_the_bound() -> None:
-    """But those of separate_async, which the trainer's own seconds hide."""
+    """But those of separate_async, a closed study, which the trainer's own seconds hide."""
     rows = pd.read_csv(FOLDER / "systems.csv")
-    rows = rows[rows["step_s"].notna() & ~rows["system"].str.startswith(SEPARATE)]
+    rows = rows[rows["step_s"].notna() & ~rows["system"].str.startswith("verl separate_async")]
     bounds_s = {str(one): bound_of(one.scenario()).rollout_s for one in SETTINGS}
     share = rows["setting"].map(bounds_s) / (rows["rollout_s"] / rows["length_bias"])
     assert share.notna().all()

@@ -164,6 +164,16 @@ def test_sources_of_drafts_without_weights_and_what_start_up_reads_of_the_others
     assert "load_config=self.speculative_config.draft_load_config" in source("v1/spec_decode/llm_base_proposer.py")
 
 
+def test_the_models_own_head_shares_what_is_sent_and_the_second_runner_loads_it_as_it_loads_the_model() -> None:
+    assert "mtp" in literals("config/speculative.py", "MTPModelTypes")
+    shares = source("v1/spec_decode/llm_base_proposer.py")
+    assert "embed_tokens = target_embed_tokens" in shares and "lm_head = target_language_model.lm_head" in shares
+    second = source("v1/worker/gpu/spec_decode/eagle/utils.py")
+    assert "embed_tokens = target_embed" in second and "lm_head = target_lm_head" in second
+    assert "load_config" not in second, "draft_load_config would do; rollout.load_format need not be auto"
+    assert "self.drafter" not in source(RUNNERS["second"])  # verl sends the head nothing
+
+
 def test_suffix_decoding_is_the_first_runners_and_asks_for_the_package_that_is_named() -> None:
     """Such drafts take the first runner and leave asynchronous scheduling out."""
     assert "SuffixDecodingProposer" in source(RUNNERS["first"]) and "SuffixDecoding" not in source(RUNNERS["second"])

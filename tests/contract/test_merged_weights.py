@@ -1,6 +1,5 @@
 """The way to another number of training GPUs: a checkpoint's weights, written as a model by the page's command."""
 
-import os
 import shlex
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 
 from ..support.composed_runs import compose_run, valid_overrides, write_files
 from ..support.documents import page
+from ..support.ranks import run_ranks
 
 RANKS = 2
 OVERRIDES = (
@@ -32,30 +32,27 @@ OVERRIDES = (
 
 
 @torch.no_grad()
-def save(rank: int, files: str) -> None:
+def save(files: Path) -> None:
     """Move the weights of a training rank, and write its part of a checkpoint, and all weights beside it."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "DIST_INIT_METHOD": f"file://{files}/meeting"}
-    os.environ |= {"MASTER_ADDR": "unused", "MASTER_PORT": "0"}
     config = compose_run([*valid_overrides(files), *OVERRIDES])
     worker = AsyncDAPOActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
     ActorRolloutRefWorker.init_model(worker)
     parameters = dict(worker.actor.engine.module.named_parameters())
-    generator = torch.Generator().manual_seed(rank)
+    generator = torch.Generator().manual_seed(dist.get_rank())
     for parameter in parameters.values():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         local.add_(0.05 * torch.randn(local.shape, generator=generator))
     weights = {name: parameter.full_tensor() for name, parameter in parameters.items()}
     worker.save_checkpoint(f"{files}/checkpoint/actor", global_step=1)
-    if rank == 0:
+    if dist.get_rank() == 0:
         torch.save(weights, f"{files}/weights")
-    dist.destroy_process_group()
 
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:Disabled critic")  # verl announces at every check that GRPO needs none
 def test_given_a_checkpoint_of_two_ranks_when_written_as_a_model_then_one_rank_can_begin_with_its_weights(tmp_path):
     write_files(tmp_path)
-    torch.multiprocessing.spawn(save, args=(str(tmp_path),), nprocs=RANKS)
+    run_ranks(save, tmp_path, ranks=RANKS)
     [command] = [block for block in page("docs/cluster.md").code_blocks if "verl.model_merger" in block]
     places = {"python": sys.executable, "CKPT/actor": f"{tmp_path}/checkpoint/actor", "MODEL": f"{tmp_path}/merged"}
     subprocess.run([places.get(word, word) for word in shlex.split(command)], check=True, timeout=300)

@@ -25,6 +25,7 @@ from recipe.async_dapo.training.importance_sampling import importance_metrics, i
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 
 from ..support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
+from ..support.ranks import run_ranks
 
 ROWS, PROMPT_TOK, NEWEST = 8, 5, 6
 ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.model."
@@ -162,18 +163,14 @@ def check_variant(config: DictConfig) -> None:
     assert own_metrics == pytest.approx(metrics, rel=1e-5)
 
 
-def check_rank(rank: int, ranks: int, files: str) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "DIST_INIT_METHOD": f"file://{files}/meeting"}
-    os.environ |= {"MASTER_ADDR": "unused", "MASTER_PORT": "0"}
-    torch.set_num_threads(1)
+def check_rank(files: Path) -> None:
     for overrides in VARIANTS.values():
-        gpus = f"trainer.n_gpus_per_node={ranks}"
-        check_variant(compose_run([*valid_overrides(Path(files)), *OVERRIDES, gpus, *overrides]))
-    dist.destroy_process_group()
+        gpus = f"trainer.n_gpus_per_node={os.environ['WORLD_SIZE']}"
+        check_variant(compose_run([*valid_overrides(files), *OVERRIDES, gpus, *overrides]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_given_one_pass_when_a_step_is_trained_then_parameters_and_metrics_are_those_of_two(tmp_path, ranks):
     write_files(tmp_path)
-    torch.multiprocessing.spawn(check_rank, args=(ranks, str(tmp_path)), nprocs=ranks)
+    run_ranks(check_rank, tmp_path, ranks=ranks)

@@ -1,7 +1,6 @@
 """What is made once a group of its pictures is what verl makes of each trajectory, and reaches verl's engines."""
 
 import asyncio
-import os
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from omegaconf import OmegaConf
 from tensordict import NonTensorStack
 from transfer_queue import KVBatchMeta
@@ -29,6 +27,7 @@ from recipe.async_dapo.rollout.pictures import PictureInputs, media_of, opened
 from recipe.async_dapo.training.mixture import members_by_group
 
 from ..support.composed_runs import compose_run, valid_overrides
+from ..support.ranks import run_ranks
 from ..support.tiny_models import TinyModel, picture, qwen2_5_vl, qwen3_5
 from .test_one_update import OVERRIDES, PADDED, Rank
 
@@ -131,25 +130,21 @@ def log_probs_of_the_model(model_path: str, rows: dict[str, dict[str, Any]]) -> 
     return found
 
 
-def check_rank(_: int, folder: str) -> None:
-    """In a process of its own: verl's FSDP engine on the rows of a group with two pictures."""
+def check_rank(folder: Path) -> None:
+    """verl's FSDP engine on the rows of a group with two pictures."""
     model_path = f"{folder}/model/model"
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "DIST_INIT_METHOD": f"file://{folder}/meeting"}
-    os.environ |= {"MASTER_ADDR": "unused", "MASTER_PORT": "0"}
-    torch.set_num_threads(1)
     rows = rows_with(Worker(HFModelConfig(path=model_path)), messages_with(2))
     store.read_pixels = lambda key: rows[key][store.PIXELS]
     wanted = log_probs_of_the_model(model_path, rows)  # before verl changes its class
     path = f"actor_rollout_ref.model.path={model_path}"
-    rank = Rank(compose_run([*valid_overrides(Path(folder)), *OVERRIDES, PADDED, path]))
+    rank = Rank(compose_run([*valid_overrides(folder), *OVERRIDES, PADDED, path]))
     data = list_of_dict_to_tensordict([{name: fields[name] for name in READ} for fields in rows.values()])
     found, _ = rank.log_probs(data)
     for found_T, wanted_T in zip(found.unbind(), wanted, strict=True):
         torch.testing.assert_close(found_T, wanted_T, atol=1e-5, rtol=0)
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_given_pictures_when_verls_engine_computes_log_probs_then_they_are_the_models(tmp_path):
     TinyModel(make=qwen2_5_vl, has_pictures=True).write(tmp_path / "model")
-    torch.multiprocessing.spawn(check_rank, args=(str(tmp_path),), nprocs=1)
+    run_ranks(check_rank, tmp_path)

@@ -1,13 +1,11 @@
 """Router replay on verl's FSDP worker (CPU, float32): tokens take the experts that they are told, in each pass."""
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tensordict import NonTensorStack, TensorDict
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -22,6 +20,7 @@ from recipe.async_dapo.weights.route_replay import RouteReplay, part_of
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 
 from ..support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
+from ..support.ranks import run_ranks
 from ..support.tiny_models import qwen3_moe
 
 LAYERS, EXPERTS, TOP_K, PROMPT_TOK = 2, 8, 2, 4
@@ -103,13 +102,10 @@ def trained(files: Path, variant: tuple[str, ...], data: TensorDict) -> tuple[li
     return parameters, found, metrics["actor/ppo_kl"]
 
 
-def check(_: int, files: str) -> None:
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "DIST_INIT_METHOD": f"file://{files}/meeting"}
-    os.environ |= {"MASTER_ADDR": "unused", "MASTER_PORT": "0"}
-    torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(Path(files) / "model", dtype=torch.float32)
+def check(files: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(files / "model", dtype=torch.float32)
     data = make_batch(model.config.vocab_size)
-    results = [trained(Path(files), variant, data) for variant in VARIANTS]
+    results = [trained(files, variant, data) for variant in VARIANTS]
     for parameters, found, kl in results:
         for row, routes, own in zip(
             *(data[name].unbind() for name in ("input_ids", "routed_experts")), found.unbind(), strict=True
@@ -123,7 +119,6 @@ def check(_: int, files: str) -> None:
         assert abs(kl) < 1e-6
         for one, other in zip(parameters, results[0][0], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)  # a step of Adam is 0.01
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
@@ -133,7 +128,7 @@ def test_given_routes_then_the_fsdp_worker_s_passes_and_its_update_take_them(tmp
 
     torch.manual_seed(0)
     qwen3_moe(build_tokenizer()).save_pretrained(tmp_path / "model")
-    torch.multiprocessing.spawn(check, args=(str(tmp_path),), nprocs=1)
+    run_ranks(check, tmp_path)
 
 
 def test_given_ranks_that_share_a_sequence_then_each_has_its_rows_and_the_padding_none():

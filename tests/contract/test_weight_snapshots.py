@@ -1,5 +1,6 @@
 """Snapshots of FSDP2's weights, on 2 ranks: what a forward pass computes with them, and what comes back."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from recipe.async_dapo.weights import snapshots as snapshots_module
 from recipe.async_dapo.weights.snapshots import WeightSnapshots
+
+from ..support.ranks import run_ranks
 
 RANKS = 2
 VERSIONS = 3
@@ -43,11 +46,10 @@ def shards(model: nn.Module) -> list[Tensor]:
     return [p.to_local().clone() for p in model.parameters() if isinstance(p, DTensor)]
 
 
-def check_rank(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
+def check_rank(folder: Path) -> None:
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=int(os.environ["RANK"]), world_size=RANKS)
     for dtype in (torch.float32, torch.bfloat16):
         check_snapshots(dtype)
-    dist.destroy_process_group()
 
 
 def check_snapshots(dtype: torch.dtype) -> None:
@@ -75,7 +77,7 @@ def check_snapshots(dtype: torch.dtype) -> None:
 
 @pytest.mark.slow
 def test_a_version_computes_what_it_did_and_the_newest_comes_back_bit_by_bit(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(check_rank, args=(str(tmp_path),), nprocs=RANKS)
+    run_ranks(check_rank, tmp_path, ranks=RANKS)
 
 
 class LateHost:

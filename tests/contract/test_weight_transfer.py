@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import zmq
 from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
+from vllm.model_executor.model_loader import utils as loading
 from vllm.utils.network_utils import get_open_zmq_ipc_path
 
 from recipe.async_dapo.runtime.logs import LOOK_ABOVE, last_line
@@ -25,7 +27,7 @@ from recipe.async_dapo.weights.stream import (
     with_proof,
 )
 
-from ..support.weight_ends import NAMES, Run
+from ..support.weight_ends import NAMES, Model, Run
 
 HANGS_AFTER_MS = 20_000
 ROUNDS = 8
@@ -116,6 +118,24 @@ def test_given_weights_that_the_engine_cannot_load_then_the_error_says_why_and_n
     assert last_line("RuntimeError", f"Call to collective_rpc method failed: {error.value}").endswith(
         f"{expected}; {LOOK_ABOVE}"
     )
+
+
+@pytest.mark.parametrize("own", [{"load_format": "auto"}, None], ids=["of the checkpoint", "of the trainer"])
+def test_given_a_head_that_drafts_when_weights_are_transferred_then_it_gets_none_if_it_is_the_checkpoints(
+    own, monkeypatch, tmp_path
+) -> None:
+    run = Run(monkeypatch, tmp_path / "session_1")
+    runner, head = run.engine.model_runner, Model()
+    runner.drafter = SimpleNamespace(model=head)
+    runner.vllm_config.speculative_config = SimpleNamespace(
+        method="mtp", draft_load_config=own, draft_model_config=runner.vllm_config.model_config
+    )
+    packed: list[torch.nn.Module] = []
+    monkeypatch.setattr(loading, "process_weights_after_loading", lambda model, *_: packed.append(model))
+    run.transfer(1.0, version=1)
+    others = [] if own else [head]
+    assert packed == [runner.model, *others] and set(run.loaded) == set(NAMES)
+    assert set(head.loaded) == (set() if own else set(NAMES))
 
 
 def test_given_a_weight_in_host_memory_larger_than_the_bucket_when_sent_then_its_handle_is_one_of_device_memory(

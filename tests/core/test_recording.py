@@ -267,13 +267,15 @@ def test_given_a_loop_that_takes_another_way_then_later_calls_are_dropped_and_co
     assert again.calls.diverged == 1 and again.diverged_tok == 1
 
 
-def test_given_a_parked_trajectory_then_its_calls_count_and_weigh_nothing() -> None:
+def test_given_a_trajectory_without_its_tokens_then_its_calls_count_and_weigh_nothing() -> None:
     trajectory = Trajectory(session_id=0)
     call, is_new = recorder(trajectory).begin_call("reset", b"arguments")
     call.result = b"result"
     assert is_new and trajectory.journal_bytes == len(b"argumentsresult")
     group = PromptGroup(uid="group", prompt={}, drawn_at_step=1, trajectories=[trajectory])
-    group.park("there")
+    whole = group.take_tokens()
     assert group.has_started and trajectory.journal_bytes == 0
+    call.result = b"a call that goes on writes it"
+    assert whole.trajectories[0].journal_bytes == len(b"argumentsresult")
     group.restart()
     assert not group.has_started

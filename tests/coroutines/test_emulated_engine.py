@@ -10,7 +10,6 @@ from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo_lab.plan.costs import StepCost
 from recipe.async_dapo_lab.plan.engine import Engine
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
-from recipe.async_dapo_lab.plan.workload import ToolCalls
 from recipe.async_dapo_lab.rehearsal.answers import AnswerBook, Vocabulary
 from recipe.async_dapo_lab.rehearsal.engine import LOG_PROB, EmulatedEngine
 from recipe.async_dapo_lab.rehearsal.options import CompressedClock
@@ -26,9 +25,7 @@ WORDS = Vocabulary(digits=tuple(range(10)), filler=20, right=(21,), wrong=(22,),
 GRID_S = [quarter / 4 for quarter in range(16)]
 
 
-def emulated(
-    *, kv_room_tok: int = 10_000, max_num_seqs: int = 16, prefill_token_s: float = 0.0, tool_calls: int = 0
-) -> EmulatedEngine:
+def emulated(*, kv_room_tok: int = 10_000, max_num_seqs: int = 16, prefill_token_s: float = 0.0) -> EmulatedEngine:
     cost = StepCost(
         base_s=STEP_S,
         per_request_s=0.0,
@@ -40,8 +37,7 @@ def emulated(
     lengths = LogNormalLengths(median_tok=LENGTH_TOK, sigma=0.0, correlation=0.0)
     book = AnswerBook(lengths, 1.0, WORDS, limit_tok=100, n=8, seed=0)
     clock = CompressedClock(SPEEDUP, origin_s=0.0, real_s=asyncio.get_running_loop().time)
-    tools = ToolCalls(count=tool_calls, median_s=0.0, sigma=0.0, seed=0)
-    return EmulatedEngine(Engine(cost, max_num_seqs=max_num_seqs), book, clock, tools)
+    return EmulatedEngine(Engine(cost, max_num_seqs=max_num_seqs), book, clock)
 
 
 def generate(
@@ -129,24 +125,6 @@ async def test_given_a_limit_of_tokens_when_it_is_reached_then_the_answer_goes_o
     second = await generate(server, "again", PROMPT + first.token_ids, max_tokens=95)
     assert first.token_ids + second.token_ids == answer(0)
     assert second.extra_fields["finish_reason"] == "stop"
-
-
-@pytest.mark.parametrize("is_reset", [False, True])
-async def test_given_tools_when_an_answer_goes_on_after_a_call_then_its_context_is_in_the_cache_until_that_is_reset(
-    monkeypatch, is_reset: bool
-) -> None:
-    engine = emulated(prefill_token_s=1.0, tool_calls=2)
-    server = start_server(monkeypatch, engine)
-    tokens: list[int] = []
-    for number in range(3):
-        output = await generate(server, f"turn-{number}", PROMPT + tokens)
-        tokens += output.token_ids
-        assert (len(output.token_ids), output.extra_fields["finish_reason"]) == (LENGTH_TOK // 3, "stop")
-        if is_reset:
-            await engine.reset_prefix_cache()
-    assert tokens == answer(0)
-    again_tok = (LENGTH_TOK // 3) * (1 + 2) + 2 * len(PROMPT) if is_reset else 0
-    assert engine.model.counters.prefilled_tok == len(PROMPT) + again_tok
 
 
 async def test_given_a_busy_machine_when_a_batch_changes_late_then_it_says_how_late(monkeypatch) -> None:

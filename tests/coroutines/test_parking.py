@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 from array import array
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,9 @@ from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Segment, Trajectory, Turn
 from recipe.async_dapo.rollout import parking
+from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 
+from ..support.fake_handle import FakeHandle
 from ..support.object_store import StoredObject
 from ..support.simulated_options import options
 from ..support.simulated_worker import Task
@@ -35,6 +38,10 @@ def interrupted_group() -> PromptGroup:
     finished = Trajectory(session_id=0, outputs=["all that the loop returned"], finished_stamps=((3, 7),))
     trajectories = [finished, Trajectory(session_id=1, turns=[turn]), Trajectory(session_id=2)]
     return PromptGroup(uid="group", prompt={"index": 0}, drawn_at_step=1, trajectories=trajectories)
+
+
+def segments_of(trajectory: Trajectory) -> list[Segment]:
+    return [segment for turn in trajectory.turns for segment in turn.segments]
 
 
 def test_given_a_parked_group_then_all_that_the_pool_decides_by_is_still_there() -> None:
@@ -107,6 +114,64 @@ def test_given_a_worker_that_died_when_the_tokens_that_it_kept_are_wanted_then_i
         asyncio.run(parking.unpark(parking.ticket_of(group)))
 
 
+class WorkerOf:
+    """A worker as far as it parks what was interrupted there."""
+
+    def __init__(self, groups: list[PromptGroup]) -> None:
+        self.whole = {group.uid: group for group in groups}
+
+    async def tokens_of(self, uids: list[str]) -> list[PromptGroup] | PromptGroup:
+        groups = [self.whole.pop(uid) for uid in uids]
+        return groups if len(groups) > 1 else groups[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, parking.GROUPS_A_CALL + 1])
+async def test_given_counts_of_a_worker_when_its_groups_are_parked_then_each_reference_is_that_of_its_group(
+    count,
+) -> None:
+    groups = [replace(interrupted_group(), uid=f"group-{k}") for k in range(count)]
+    fresh = PromptGroup(uid="fresh", prompt={}, drawn_at_step=1, trajectories=[Trajectory(session_id=0)])
+    expected = [replace(interrupted_group(), uid=group.uid) for group in groups]
+    worker = FakeHandle(WorkerOf([group.take_tokens() for group in groups]))
+    parking.park_interrupted(worker, [*groups, fresh])
+    for group, whole in zip(groups, expected, strict=True):
+        assert group.generated_tok == whole.generated_tok and await parking.unpark(parking.ticket_of(group)) == whole
+    assert fresh.parked is None and not worker.target.whole
+
+
+def test_given_workers_that_park_slowly_when_a_round_ends_then_only_those_wait_who_want_the_tokens(start) -> None:
+    slow = {"tokens_of": 50.0}
+    cluster = start(
+        options(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED),
+        task=Task(length_of=lambda prompt_ids: 5 + 40 * (prompt_ids[0] % 2)),
+        latency_s=lambda method: slow.get(method, 0.01),
+    )
+    began_s = cluster.loop.time()
+    cluster.sample()
+    assert cluster.loop.time() < began_s + 50 and cluster.buffer.pool.buffered
+    cluster.update_weights()
+    assert cluster.loop.time() < began_s + 50
+    saved = from_frames(list(to_frames(cluster.buffer.state())))
+    assert cluster.loop.time() > began_s + 50
+    kept = [segment for group in saved.pool.buffered for one in group.trajectories for segment in segments_of(one)]
+    assert kept and all(isinstance(segment.token_ids, array) for segment in kept)
+    slow.clear()
+    cluster.steps(3)
+
+
+def test_given_a_worker_that_dies_while_it_parks_then_its_groups_are_not_lost_silently(start) -> None:
+    slow = {"tokens_of": 50.0}
+    cluster = start(
+        options(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED, num_workers=1),
+        task=Task(length_of=lambda prompt_ids: 5 + 40 * (prompt_ids[0] % 2)),
+        latency_s=lambda method: slow.get(method, 0.01),
+    )
+    cluster.sample()
+    cluster.worker_handles[0].kill()
+    with pytest.raises(parking.TokensLost, match="worker died, and with it the tokens of prompt group"):
+        list(to_frames(cluster.buffer.state()))
+
+
 def test_given_a_parked_group_when_it_starts_anew_then_nothing_of_it_is_kept() -> None:
     group = interrupted_group()
     parking.park(group)
@@ -121,13 +186,8 @@ def test_given_rounds_that_are_interrupted_then_the_trainer_holds_counts_and_no_
     seen = 0
     for _ in range(4):
         cluster.step()
-        segments = [
-            segment
-            for group in cluster.buffer.pool.buffered
-            for trajectory in group.trajectories
-            for turn in trajectory.turns
-            for segment in turn.segments
-        ]
+        held = [one for group in cluster.buffer.pool.buffered for one in group.trajectories]
+        segments = [segment for trajectory in held for segment in segments_of(trajectory)]
         assert all(isinstance(segment.token_ids, range) for segment in segments)
         seen += len(segments)
     assert seen

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.config.values import SpeculativeConfig
+from recipe.async_dapo.config.values import SPECULATIVE_CONFIGS, Drafts, SpeculativeConfig
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 
 from ..support.scripted_engine import ScriptedEngine, start_server
@@ -29,8 +29,14 @@ def arguments(server: AsyncDAPOServer, **engine_kwargs: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("own", "level"),
-    [({}, 2), ({"speculative_config": NGRAM}, 2), ({"speculative-config": HEAD}, 1)],
-    ids=["none", "ngram", "a model"],
+    [
+        ({}, 2),
+        ({"speculative_config": NGRAM}, 2),
+        ({"speculative_config": SPECULATIVE_CONFIGS[Drafts.SUFFIX]}, 2),
+        ({"speculative-config": HEAD}, 1),
+        ({"speculative_config": SPECULATIVE_CONFIGS[Drafts.MTP]}, 1),
+    ],
+    ids=["none", "ngram", "suffix", "a model", "its own head"],
 )
 def test_an_engine_keeps_its_weights_when_it_sleeps_where_a_model_drafts_that_no_update_brings_back(server, own, level):
     server.config.engine_kwargs = {"vllm": own}

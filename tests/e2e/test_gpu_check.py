@@ -13,7 +13,7 @@ from ..support.harness import run_module
 
 pytestmark = pytest.mark.nightly
 
-NEEDS_A_GPU = {"driver and CUDA", "GPUs", "flash attention", "fp8"}
+NEEDS_A_GPU = {"GPUs", "flash attention"}
 NEEDS_TWO = {"tensor parallel 2", "two FSDP ranks", "one engine killed"}
 
 
@@ -39,22 +39,19 @@ def test_given_a_cpu_when_checked_then_all_passes_but_what_needs_gpus(written) -
     assert {name for name, status in statuses.items() if status == "SKIP"} == NEEDS_A_GPU | NEEDS_TWO
     assert {name for name, status in statuses.items() if status == "PASS"} >= {
         "versions",
-        "generate",
-        "log-probs of engine, trainer",
         "partial",
-        "drafts: suffix decoding",
-        "speed: decode",
+        "drafts",
+        "decode",
     }
     assert written["counts"]["FAIL"] == 0 and written["device"] == "cpu"
 
 
 def test_given_a_cpu_when_checked_then_figures_are_measured_ones(written) -> None:
-    measured = {check["check"]: check["measured"] for check in written["checks"]}
-    assert 0 < measured["log-probs of engine, trainer"]["mean_diff"] < 1e-5
-    drafts = measured["drafts: suffix decoding"]
-    assert 0 < drafts["accepted_tok"] < drafts["tokens"]
-    [found] = [check["found"] for check in written["checks"] if check["check"] == "partial"]
-    assert re.match(r"steps of (\d+\.\d, ){2}\d+\.\d s, ", found)
+    found = {check["check"]: check["found"] for check in written["checks"]}
+    for case in ("partial", "drafts"):
+        assert re.match(r"steps of (\d+\.\d, ){2}\d+\.\d s, ", found[case])
+    accepted = re.search(r"([\d.]+) tokens a step of an engine", found["drafts"])
+    assert accepted is not None and float(accepted[1]) > 1
 
 
 def test_given_a_cpu_when_checked_then_the_planners_record_is_there(output) -> None:

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo_lab.gpu_check import __main__ as command
-from recipe.async_dapo_lab.gpu_check import engine, machine, training
-from recipe.async_dapo_lab.gpu_check.engine import EngineSettings, Section
-from recipe.async_dapo_lab.gpu_check.verdicts import passed
+from recipe.async_dapo_lab.gpu_check import machine, speed, training
+from recipe.async_dapo_lab.gpu_check.speed import SpeedSettings
+from recipe.async_dapo_lab.gpu_check.verdicts import failed, passed
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 
-from .test_engine import GOOD as GOOD_ENGINE
-from .test_machine import GOOD as GOOD_MACHINE
 from .test_training import step
 
 
@@ -22,7 +20,7 @@ from .test_training import step
 def test_given_a_machine_without_a_gpu_when_checked_then_it_says_so_soon_and_fails(tmp_path, capsys) -> None:
     assert command.main(["--output", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().out
-    assert "FAIL driver and CUDA" in said and "set --device cpu" in said
+    assert "FAIL GPUs" in said and "set --device cpu" in said
     written = json.loads((tmp_path / "out" / "gpu_check.json").read_text())
     assert written["counts"]["FAIL"] >= 2 and written["device"] == "cuda"
     assert written["checks"][-1]["found"] == "mend the machine first"
@@ -37,38 +35,31 @@ def test_given_wrong_arguments_when_started_then_the_message_names_them(wrong, c
 
 
 OUT_OF_MEMORY = "CUDA error: out of memory"
-ENDS_BADLY = {  # an engine or a training -> checks that fail
-    "engine": ["start"],
-    "drafts": ["drafts: start"],
-    "fp8": ["fp8: start"],
-    "speed": ["speed: start"],
-    **{name: [name] for name in ("partial, no async scheduling", "consistent", "two FSDP ranks", "one engine killed")},
-}
+CASES = ("drafts", "partial, no async scheduling", "consistent", "two FSDP ranks", "one engine killed")
 
 
 class Wired:
     """The command with two GPUs; what it starts is replaced by what good hardware would say."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, broken: str = "") -> None:
-        self.asked: dict[str, EngineSettings] = {}
+        self.asked: list[SpeedSettings] = []
         self._folder, self._broken = folder, broken
         monkeypatch.setattr(command, "find_spec", lambda name: name)
-        monkeypatch.setattr(machine, "probe", lambda device, output: GOOD_MACHINE)
+        good = dict.fromkeys(machine.NEEDED, passed("good"))
+        monkeypatch.setattr(machine, "look", lambda device, gpus, output: good)
         monkeypatch.setattr(command, "prepare", lambda output, device: Assets(folder=output))
         monkeypatch.setattr(command, "make_config", lambda folder: folder)
-        monkeypatch.setattr(engine, "run_engine", self._run_engine)
+        monkeypatch.setattr(speed, "run_engine", self._run_engine)
+        monkeypatch.setattr(speed, "judge_speed", lambda facts, ended: failed(ended, "mend") if ended else passed(""))
         monkeypatch.setattr(training, "train", self._train)
-        monkeypatch.setitem(engine.JUDGES, Section.SPEED, lambda *_: passed("fast"))
 
     def run(self, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
         exit_code = command.main(["--gpus", "2", "--output", str(self._folder), *arguments])
         return exit_code, json.loads((self._folder / "gpu_check.json").read_text())["checks"]
 
-    def _run_engine(self, settings: EngineSettings, **_: Any) -> tuple[dict[str, Any], str]:
-        self.asked[name := Path(settings.facts).parent.name] = settings
-        sections = (Section.START, *settings.sections)
-        good = {section: dict(GOOD_ENGINE.get(section, {"kv_room_tok": 1})) for section in sections}
-        return ({}, OUT_OF_MEMORY) if name == self._broken else (good, "")
+    def _run_engine(self, settings: SpeedSettings, **_: Any) -> tuple[dict[str, Any], str]:
+        self.asked.append(settings)
+        return {}, OUT_OF_MEMORY if self._broken == "decode" else ""
 
     def _train(self, case: training.Case, *_: Any, **__: Any) -> tuple[list[dict[str, float]], str]:
         lost = {"async_dapo/load_balancer/lost_servers": float(case.kills_an_engine)}
@@ -76,28 +67,21 @@ class Wired:
         return (steps[:1], OUT_OF_MEMORY) if case.name == self._broken else (steps, "")
 
 
-@pytest.mark.parametrize("broken", ENDS_BADLY)
+@pytest.mark.parametrize("broken", ["decode", *CASES])
 def test_given_two_gpus_when_one_thing_ends_badly_then_every_theme_is_told_and_only_its_check_fails(
     tmp_path, monkeypatch, broken: str
 ) -> None:
     wired = Wired(tmp_path, monkeypatch, broken=broken)
     exit_code, checks = wired.run()
     failures = [check for check in checks if check["status"] == "FAIL"]
-    assert exit_code == 1 and [check["check"] for check in failures] == ENDS_BADLY[broken]
+    assert exit_code == 1 and [check["check"] for check in failures] == [broken]
     assert all(OUT_OF_MEMORY in check["found"] and check["remedy"] for check in failures)
-    assert {check["theme"].split(".")[0] for check in checks} == set("123456")
-    plain, drafts, fp8, fast = (wired.asked[name] for name in ("engine", "drafts", "fp8", "speed"))
-    assert plain.dtype == "bfloat16" and plain.attention == "flash_attention_2"
-    assert drafts.engine_kwargs["speculative_config"]["method"] == "suffix"
-    assert "speculative_config" not in plain.engine_kwargs
-    assert fp8.engine_kwargs == {"kv_cache_dtype": "fp8"} and fast.load_format == "dummy"
-    beside = [
-        check["measured"].get("plain_tokens_per_s") for check in checks if check["check"].endswith(Section.DRAFTS)
-    ]
-    assert beside == [None if broken in ("drafts", "engine") else 16_384]
+    assert {check["theme"].split(".")[0] for check in checks} == set("1234")
+    [engine] = wired.asked
+    assert engine.dtype == "bfloat16" and engine.load_format == "dummy" and engine.max_num_seqs == 256
 
 
-@pytest.mark.parametrize(("only", "theme"), [("2", "2. engine"), ("5", "5. speed"), ("6", "6. several GPUs")])
+@pytest.mark.parametrize(("only", "theme"), [("2", "2. training"), ("3", "3. speed"), ("4", "4. several GPUs")])
 def test_given_one_theme_when_asked_for_then_no_other_runs(tmp_path, monkeypatch, only: str, theme: str) -> None:
     exit_code, checks = Wired(tmp_path, monkeypatch).run("--only", only)
     assert exit_code == 0 and {check["theme"] for check in checks} == {"1. machine", theme}

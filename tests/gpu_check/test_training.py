@@ -112,10 +112,10 @@ def test_given_one_gpu_when_cases_are_listed_then_every_strategy_and_both_runner
     names = [case.name for case in cases("cuda")]
     assert {"partial", "discard", "partial_stale_kv", "consistent"} < set(names)
     assert {"partial, no async scheduling", "partial, first model runner"} < set(names)
-    assert [case.name for case in cases("cpu")] == ["partial"]
+    assert [case.name for case in cases("cpu")] == ["partial", "drafts"]
 
 
-NAMES_CHECKED = ("partial_stale_kv", "partial_stale_kv, host memory", "partial, no async scheduling")
+NAMES_CHECKED = ("FP8 cache", "partial_stale_kv", "partial_stale_kv, host memory", "partial, no async scheduling")
 CHECKED = [case for case in cases("cuda") if case.name in NAMES_CHECKED]
 CHECKED.append(Case(name="two engines", gpus=2))
 

@@ -71,7 +71,7 @@ def test_tokens_withheld_from_the_loss_are_wasted_and_count_neither_as_trained_n
 
 def full(step: StepMeasure, places: int) -> StepMeasure:
     """In which all places are held all the time."""
-    held_s = places * step.generating_s
+    held_s = places * step.rollout_s
     return replace(step, inflight_max=places, inflight_max_s=held_s, lease_s=held_s)
 
 

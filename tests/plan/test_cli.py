@@ -135,7 +135,6 @@ def test_given_a_cache_that_no_training_keeps_over_weight_updates_then_it_is_not
         (["--prompt-len-tok", "1e8"], "prompt_len_tok=1e8: must be a whole number in 1..1000000"),
         (["--jobs", "0"], "jobs=0: must be >= 1"),
         (["--json", "no-such-folder/plan.json"], "json=no-such-folder/plan.json: must be a file in a folder"),
-        (["--tool-calls", "-1"], "tool_calls=-1: must be a whole number >= 0"),
         (["--drafts-accepted", "-0.1"], "drafts_accepted=-0.1: must be a number in 0..7, or null"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

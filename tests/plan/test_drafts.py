@@ -1,11 +1,8 @@
 """Drafts in the planner: what verifying costs, what accepted tokens save, and what a run's own record says of both."""
 
-import json
-
 import pytest
 
 from recipe.async_dapo.config.values import ConfigError, RolloutStrategy
-from recipe.async_dapo_lab.plan.calibration import calibrate
 from recipe.async_dapo_lab.plan.candidates import recipe_candidates, with_drafts
 from recipe.async_dapo_lab.plan.costs import ServerConstants
 from recipe.async_dapo_lab.plan.hardware import find_accelerator
@@ -57,23 +54,3 @@ def test_with_drafts_there_is_a_row_of_the_default_without_them_too():
     rows = recipe_candidates(small_scenario(drafts_accepted=0.6), strategies=[RolloutStrategy.PARTIAL])
     assert [row.is_plain for row in rows] == [False, False, True]
     assert ["async_dapo.drafts" in row.system.overrides for row in rows] == [True, True, False]
-
-
-def test_a_run_that_drafts_says_what_a_step_takes_and_what_it_yields(tmp_path):
-    base_s, per_request_s, tokens = 0.02, 0.0002, 1.5
-    rows = []
-    for inflight in (10, 20, 40, 80):
-        data = {
-            "async_dapo/round/rollout_s": 100 * (base_s + per_request_s * inflight),
-            "async_dapo/tokens/trained": 100 * tokens * inflight,
-            "async_dapo/load_balancer/inflight/max": inflight,
-            "async_dapo/drafts/tok_per_step": tokens,
-        }
-        rows.append({"step": inflight, "data": data, "time_s": 1.0})
-    path = tmp_path / "steps.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    measured = calibrate(str(path), num_servers=1)
-    assert (measured.base_s, measured.per_request_s) == pytest.approx((base_s, per_request_s))
-    scenario = small_scenario(measured=measured, drafts_accepted=tokens - 1)
-    step_s = base_s + 40 * per_request_s
-    assert scenario.step_cost(drafts=True).decode_s(1, 40, 0) == pytest.approx(step_s / tokens)

@@ -133,3 +133,14 @@ def test_an_output_layer_that_engines_would_leave_out_is_refused(run, model):
     assert refusal(run, path).startswith(f"{path}: its config.json has tie_word_embeddings=true, and its checkpoint an")
     save_file(weights | {"lm_head.weight": embeddings.clone()}, model / "model.safetensors", metadata={"format": "pt"})
     check_all(run(path))
+
+
+@pytest.mark.parametrize("name", ["mtp.fc.weight", "model.layers.{behind}.eh_proj.weight"])
+def test_given_drafts_by_the_models_own_head_when_the_checkpoint_lacks_it_then_they_are_refused(run, model, name):
+    drafts = (f"actor_rollout_ref.model.path={model}", "async_dapo.drafts=mtp")
+    assert f"drafts=mtp: {model} holds no weights of a head that predicts several tokens" in refusal(run, *drafts)
+    layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    weights = load_file(model / "model.safetensors")
+    head = weights["model.norm.weight"].clone()
+    save_file(weights | {name.format(behind=layers): head}, model / "model.safetensors", metadata={"format": "pt"})
+    check_all(run(*drafts))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from docs.support import BY_HAND, READ, REFUSED, SUPPORT
+from docs.support import BY_HAND, REFUSED, SUPPORT
 from recipe.async_dapo.config.options import TOGETHER, AsyncDAPOConfig
-from recipe.async_dapo.config.values import ConfigError, ConfigErrors
+from recipe.async_dapo.config.values import ConfigError, ConfigErrors, speculative_config
 from recipe.async_dapo.startup import rules
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, findings
@@ -107,12 +107,12 @@ megatron model.lora_rank=8 -> model.lora.rank=8
 model.lora.rank=8 -> model.lora_rank=8
 model.lora_adapter_path=/an/adapter -> model.lora_rank=8
 async_dapo.drafts=suffix ngram -> async_dapo.drafts=null
-async_dapo.drafts=suffix head rollout.load_format=auto -> async_dapo.drafts=null
+async_dapo.drafts=suffix megatron head -> async_dapo.drafts=null
 async_dapo.drafts=suffix -arctic_inference -> async_dapo.drafts=null
 vllm.speculative_config={method:suffix} -arctic_inference -> ngram
 ngram vllm.speculative_config.rejection_sample_method=synthetic -> vllm.speculative_config.rejection_sample_method=x
-vllm.speculative_config={model:a/head} -> vllm.speculative_config.draft_load_config={load_format:auto}
-head -> rollout.load_format=auto
+vllm.speculative_config={model:a/head} -> rollout.load_format=auto
+head -> model.mtp.enable_rollout=False
 ngram vllm.logits_processors=[a.Processor] -> vllm.logits_processors=null
 rollout.quantization=fp8 none -> decoupled
 vllm.quantization=fp8 bypass -> decoupled
@@ -167,6 +167,7 @@ SHORT = {
     "overlong": "overlong.enable=True overlong.len=8",
 }
 LINES = EXAMPLES.strip().splitlines()
+AFTER_RULES = "vLLM's arguments"  # the check that follows that of the rules
 
 
 def in_full(text: str) -> list[str]:
@@ -181,7 +182,7 @@ def test_a_row_is_refused_with_key_value_and_remedy_and_its_neighbour_passes(run
     missing = {word[1:] for word in wrong if word.startswith("-")}
     wrong = [word for word in wrong if not word.startswith("-")]
     monkeypatch.setattr(rules, "find_spec", lambda name: None if name in missing else True)
-    errors = of_options(config := run(*wrong))
+    errors = of_options(config := run(*wrong), before=AFTER_RULES)
     remedy = ".*".join(map(re.escape, re.split(r"\{it[^}]*\}", rule.remedy.replace("{{", "{").replace("}}", "}"))))
     value = re.escape(str(OmegaConf.select(Run.of(config, None).config, rule.key)))
     assert [error for error in errors if re.fullmatch(f"{re.escape(rule.key)}={value}: {remedy}", error)], errors
@@ -191,7 +192,7 @@ def test_a_row_is_refused_with_key_value_and_remedy_and_its_neighbour_passes(run
 @pytest.mark.parametrize(("key", "known"), [(key, known) for key, _, known in CHOICES])
 def test_a_misspelt_choice_is_answered_with_what_was_meant(run, key, known):
     meant = sorted(known)[-1]
-    errors = of_options(run("actor_rollout_ref.actor.use_kl_loss=True", f"{key}={meant}x"))
+    errors = of_options(run("actor_rollout_ref.actor.use_kl_loss=True", f"{key}={meant}x"), before=AFTER_RULES)
     said = [error for error in errors if error.startswith(f"{key}={meant}x: must be one of ")]
     assert [error for error in said if error.endswith(f"; did you mean {meant}?")], errors
 
@@ -237,11 +238,7 @@ def test_what_is_in_no_table_is_refused_too(run, line):
 
 @pytest.mark.parametrize(("what", "how", "by"), [row[1:] for row in SUPPORT if row[2] != BY_HAND], ids=str)
 def test_a_row_of_what_is_supported_says_what_its_test_or_a_check_says(run, what, how, by):
-    if how == REFUSED:
-        assert of_options(run(*by.split())), f"{what} is not refused"
-    else:
-        assert (ROOT / "tests" / by).is_file()
-        assert how == READ or not of_options(run()), what
+    assert of_options(run(*by.split())) if how == REFUSED else (ROOT / "tests" / by).is_file(), what
 
 
 @pytest.mark.parametrize(("engine", "default"), [(name, known[0]) for name, known in TRAINING_ENGINES.items()])
@@ -331,6 +328,22 @@ def test_the_client_knows_how_requests_go_on_and_whatever_drafts(run, overrides,
     trainer.llm_server_manager = SimpleNamespace(get_client=lambda **arguments: arguments)
     assert {name for name, value in trainer.get_llm_client().items() if value is True} == known
     assert trainer.options.load_balancer(most_per_server=1)["balance"]["keeps_kv"] is ("has_old_kv" in known)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "brought"),
+    [
+        ("", False),
+        ("model.mtp.enable=True", False),  # FSDP leaves the head out
+        ("megatron", False),
+        ("megatron model.mtp.enable=True model.mtp.enable_train=True", True),
+    ],
+)
+def test_a_head_comes_with_the_weights_or_from_the_checkpoint(run, overrides, brought):
+    config = run(*in_full(f"async_dapo.drafts=mtp model.mtp.num_speculative_tokens=3 {overrides}"))
+    chosen = speculative_config(AsyncDAPOConfig.from_hydra(config).drafts, config)
+    own = {} if brought else {"draft_load_config": {"load_format": "auto"}}
+    assert chosen == {"method": "mtp", "num_speculative_tokens": 3, **own}
 
 
 @pytest.mark.parametrize(

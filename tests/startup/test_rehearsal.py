@@ -4,9 +4,8 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import hydra
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.config.values import ConfigError
@@ -19,7 +18,7 @@ from recipe.async_dapo_lab.rehearsal.emulation import (
     emulate,
     use_stand_in,
 )
-from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions, gpus_of
+from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions
 from recipe.async_dapo_lab.rehearsal.supervisor import cause_of_failure
 from recipe.async_dapo_lab.rehearsal.training import TimedRanks
 
@@ -85,6 +84,10 @@ def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_a
         ("rehearsal.valid_share=0", r"valid_share=0: must be a number > 0 and <= 1"),
         ("trainer.n_gpus_per_node=3", r"trainer\.n_gpus_per_node=3: 3 GPUs are no whole number of servers of 2"),
         ("reward.reward_model.enable=True", r"reward\.reward_model\.enable=True: reward models are not rehearsed"),
+        (
+            "async_dapo.placement=separate",
+            r"async_dapo\.placement=separate: engines on GPUs of their own are not rehearsed",
+        ),
     ],
 )
 def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, message) -> None:
@@ -117,18 +120,6 @@ def test_given_drafts_then_engines_take_what_the_planner_says_of_them(stand_in_r
     assert options.step_cost(config) == scenario.step_cost(drafts=True) != scenario.step_cost()
 
 
-def test_given_engines_with_gpus_of_their_own_then_all_gpus_count_and_none_changes_hands(stand_in_run) -> None:
-    config = stand_in_run(
-        "async_dapo.placement=separate",
-        "actor_rollout_ref.rollout.nnodes=1",
-        "actor_rollout_ref.rollout.n_gpus_per_node=4",
-    )
-    options = RehearsalOptions.from_hydra(config)
-    check_rehearsable(config)
-    emulate(config, options)
-    assert gpus_of(config) == (8, 4) and options.scenario(config).num_gpus == 12
-
-
 def test_given_a_model_in_hugging_faces_cache_then_it_is_found_there(stand_in_run, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     config = stand_in_run()
@@ -144,25 +135,8 @@ def test_given_a_model_in_hugging_faces_cache_then_it_is_found_there(stand_in_ru
 def test_given_inputs_of_the_planner_then_they_reach_the_emulation(stand_in_run) -> None:
     config = stand_in_run("rehearsal.accelerator=h100", "rehearsal.length_median_tok=500", "rehearsal.update_s=9")
     scenario = RehearsalOptions.from_hydra(config).scenario(config)
-    assert scenario.accelerator.name == "h100" and scenario.weight_update_s == 9
+    assert scenario.accelerator.name == "h100" and scenario.update_s == 9
     assert scenario.lengths.of_normal(0.0) == 500
-
-
-def test_given_tool_times_then_a_loop_with_the_planner_s_takes_the_place_of_every_one_and_waits_are_compressed(
-    stand_in_run,
-):
-    from recipe.async_dapo_lab.rehearsal.tool_loop import ToolCallingLoop
-
-    config = stand_in_run("rehearsal.tool_calls=3", "rehearsal.tool_median_s=20", "rehearsal.speedup=10")
-    options = RehearsalOptions.from_hydra(config)
-    options.folder.mkdir()
-    emulate(config, options)
-    [loop] = OmegaConf.load(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
-    assert (loop.name, hydra.utils.get_object(loop._target_)) == ("single_turn_agent", ToolCallingLoop)
-    given = {"speedup": 10, "count": 3, "median_s": 20, "sigma": options.planner_inputs(config).tool_sigma, "seed": 0}
-    assert {key: loop[key] for key in given} == given
-    calls = config.async_dapo.calls
-    assert calls.timeout_s == 360
 
 
 def test_given_engines_with_ranks_and_a_cache_of_their_own_then_they_are_emulated_so(stand_in_run) -> None:

@@ -66,11 +66,7 @@ class EmulatedCluster(Cluster):
         def has_ended(tokens: list[int]) -> bool:
             return tokens[-1] == WORDS.end_of_text or len(tokens) == scenario.max_response_length
 
-        def call_s(prompt_ids: list[int], done_tok: int) -> float:
-            index, session = prompt_ids
-            return scenario.tools().takes_s(index, session, done_tok)
-
-        task = Task(metric_of=metric_of, scoring_s=0.0, has_ended=has_ended, call_s=call_s)
+        task = Task(metric_of=metric_of, scoring_s=0.0, has_ended=has_ended)
         super().__init__(monkeypatch, opts, task=task, num_servers=scenario.num_servers, latency_s=LATENCY_S)
 
     def _draw(self, count: int) -> list[PromptGroup]:
@@ -88,7 +84,7 @@ class EmulatedCluster(Cluster):
         cost = scenario.step_cost(drafts=self.options.drafts is not None)
         for _ in range(count):
             model = Engine(cost, max_num_seqs=scenario.max_num_seqs)
-            self.emulated.append(EmulatedEngine(model, self.book, clock, scenario.tools()))
+            self.emulated.append(EmulatedEngine(model, self.book, clock))
             server = start_server(monkeypatch, self.emulated[-1])
             server.config.free_cache_engine = False
             actors.append(object.__new__(ServerActor))

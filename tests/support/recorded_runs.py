@@ -40,7 +40,6 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
         keys.TRAINED_GROUPS: 64.0,
         "async_dapo/filter/rejected_groups": 30.0,
         keys.REJECTED_RATIO: 30 / 94,
-        keys.VALID_SHARE: 0.6,
         keys.STOP_LATENCY_S: 0.2,
         keys.INTERRUPTED: 20.0,
         keys.FAILED_GROUPS: float(failed),
@@ -50,12 +49,9 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
         "async_dapo/load_balancer/inflight/max": 256.0,
         keys.TOKENS_TRAINED: 900_000.0,
         keys.TOKENS_DISCARDED: 0.0,
-        keys.TOKENS_FILTERED: 200_000.0,
         keys.WASTE_RATIO: 0.0,
         keys.OFF_POLICY: 0.11,
         keys.STALENESS_MEAN: 0.12,
-        keys.AGE_MAX: 1.0,
-        **{keys.STALENESS_TOKENS + bucket: share for bucket, share in zip(keys.STALENESS_BUCKETS, SHARES, strict=True)},
         keys.LENGTH_TRAINED: 900.0 + step,
         keys.LENGTH_DISPATCHED: 910.0 + step,
         keys.LENGTH_RATIO: (900.0 + step) / (910.0 + step),
@@ -89,9 +85,6 @@ class ScriptedRecorder(Recorder):
         spans.append(Span("weights", began_s + 38, began_s + 40))
         samples = [LoadSample(began_s + second, 64 - 2 * second, max(0, 9 - second), 0.5) for second in range(28)]
         return StepTimeline(spans=spans, engines={"server-0": samples, "server-1": samples[:20]})
-
-
-SHARES = (0.89, 0.1, 0.01, 0.0, 0.0)
 
 
 def recorder_of(folder: Path, causes: dict[str, int] | None = None) -> ScriptedRecorder:

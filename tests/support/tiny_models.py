@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from PIL import Image, ImageDraw
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
@@ -69,6 +70,32 @@ def qwen3_moe(tokenizer: Any) -> Any:
 
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_TEXT, **_ids(tokenizer), **experts, head_dim=32, mlp_only_layers=[]))
+
+
+def glm4_moe(tokenizer: Any) -> Any:
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+    head = {"num_nextn_predict_layers": 1}
+    model = Glm4MoeForCausalLM(Glm4MoeConfig(**_TEXT, **_ids(tokenizer), **experts, **head, head_dim=32))
+    with torch.no_grad():  # the last token decides most, so that a head of one layer is often right
+        for name, parameter in model.named_parameters():
+            parameter *= 0.01 if "o_proj" in name or "down_proj" in name else 2.0 if "lm_head" in name else 1.0
+    return model
+
+
+def _add_head(folder: Path) -> None:
+    """A head that predicts the token after the next one, which transformers saves none of: the model's last layer, run
+    on the next token's embedding.
+    """
+    file, size, layers = folder / "model.safetensors", _TEXT["hidden_size"], _TEXT["num_hidden_layers"]
+    weights, last, own = load_file(file), f"model.layers.{layers - 1}.", f"model.layers.{layers}."
+    head = {name.replace(last, own): tensor.clone() for name, tensor in weights.items() if name.startswith(last)}
+    head |= {f"{own}{name}.weight": torch.ones(size) for name in ("enorm", "hnorm", "shared_head.norm")}
+    head[own + "eh_proj.weight"] = torch.cat([torch.eye(size), torch.zeros(size, size)], dim=1)
+    head[own + "embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+    head[own + "shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    save_file(weights | head, file, metadata={"format": "pt"})
 
 
 def _vision_language(name: str, tokenizer: Any, text: dict[str, Any], vision: dict[str, Any], rope: list[int]) -> Any:
@@ -175,6 +202,8 @@ class TinyModel:
             model = self.make(tokenizer).float().eval()
         model.generation_config.eos_token_id = tokenizer.eos_token_id
         model.save_pretrained(assets.model)
+        if getattr(model.config, "num_nextn_predict_layers", None):
+            _add_head(assets.model)
         if self.has_pictures:
             _save_processor(self.make.__name__, tokenizer, assets.model)
             write_pictures(assets.train_file, TRAIN_ROWS, by_path=False)

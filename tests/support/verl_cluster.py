@@ -27,7 +27,7 @@ from .fakes import FakeHandle
 from .scripted_engine import start_server
 from .simulation import VirtualTimeLoop, end_all
 
-SYNC, COLOCATE, SEPARATE = "sync", "colocate_async", "separate_async"
+SYNC, COLOCATE = "sync", "colocate_async"
 MAX_VERSIONS = 8  # `trainer.v1.sampler.max_off_policy_threshold`
 PAUSE_S = 1.0  # before an interrupted request is sent again, in `FullyAsyncLLMServerClient`
 LOOK_S = 0.02
@@ -96,26 +96,17 @@ class VerlCluster:
     """Args:
     scenario: what the engines emulate; prompts have two tokens.
     passes: the trainer's seconds.
-    engines: servers [count].
-    parts: `parameter_sync_step` of the separate mode.
     """
 
     def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        scenario: Scenario,
-        mode: str,
-        *,
-        passes: TrainerPasses,
-        engines: int,
-        parts: int = 1,
+        self, monkeypatch: pytest.MonkeyPatch, scenario: Scenario, mode: str, *, passes: TrainerPasses
     ) -> None:
         self.loop = VirtualTimeLoop()
         asyncio.set_event_loop(self.loop)
-        self.scenario, self.mode, self.parts = scenario, mode, parts
+        self.scenario, self.mode = scenario, mode
         self.passes, self.queue, self.book = passes, FakeQueue(), PlannedBook(scenario)
         self.step_number = self.num_drawn = 0
-        self.servers = [self._start_server(monkeypatch) for _ in range(engines)]
+        self.servers = [self._start_server(monkeypatch) for _ in range(scenario.num_servers)]
         named = {f"server-{k}": FakeHandle(server, latency_s=LATENCY_S) for k, server in enumerate(self.servers)}
         balancer = FakeHandle(GlobalRequestLoadBalancer(named), latency_s=LATENCY_S)
         kind = LLMServerClient if mode == SYNC else ContinuingClient
@@ -139,41 +130,33 @@ class VerlCluster:
     def run_for(self, seconds: float) -> None:
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
-    def step(self) -> tuple[float, float]:
-        """As the modes' trainers. Returns the seconds of the step, and those that it waited for samples."""
-        began_s, waited_s, batch = self.loop.time(), 0.0, self.scenario.train_batch_size
+    def step(self) -> float:
+        """As the modes' trainers. Returns the seconds of the step."""
+        began_s, batch = self.loop.time(), self.scenario.train_batch_size
         self.step_number += 1
         if self.step_number == 1 and self.mode != SYNC:
             self._submit(batch)
         self._submit(batch)
-        for _ in range(self.parts):
-            sampling_s = self.loop.time()
-            sampled, _ = self.buffer.sample(self.step_number, "train", batch // self.parts)
-            waited_s += self.loop.time() - sampling_s
-            if self.mode == COLOCATE:
-                self._stop()
-            self._train(sampled)
-        if self.mode == SEPARATE:
-            self._stop()
-        self.run_for(self.scenario.weight_update_s)
+        sampled, _ = self.buffer.sample(self.step_number, "train", batch)
+        if self.mode == COLOCATE:
+            for server in self.servers:
+                self.loop.run_until_complete(server.abort_all_requests())
+        self._train(sampled)
+        self.run_for(self.scenario.update_s)
         for server in self.servers:
             self.loop.run_until_complete(server.set_global_steps(self.step_number))
             if self.mode != SYNC:
                 self.loop.run_until_complete(server.resume_generation())
-        return self.loop.time() - began_s, waited_s
+        return self.loop.time() - began_s
 
     def close(self) -> None:
         end_all(self.loop)
 
     def _train(self, sampled: KVBatchMeta) -> None:
         tags = [{"segments": [(0, tag["length_tok"])], "min_global_steps": 0, "age": 0} for tag in sampled.tags]
-        assert len(tags) == self.scenario.train_batch_size // self.parts * self.scenario.rollout_n
+        assert len(tags) == self.scenario.train_batch_size * self.scenario.rollout_n
         self.run_for(sum(self.passes.seconds(tags, [])))
         self.queue.kv_clear(partition_id="train", keys=sampled.keys)
-
-    def _stop(self) -> None:
-        for server in self.servers:
-            self.loop.run_until_complete(server.abort_all_requests())
 
     def _submit(self, count: int) -> None:
         for number in range(self.num_drawn, self.num_drawn + count):
@@ -199,7 +182,7 @@ class VerlCluster:
     def _start_server(self, monkeypatch: pytest.MonkeyPatch) -> EmulatedVerlServer:
         clock = CompressedClock(1.0, origin_s=0.0, real_s=self.loop.time)
         model = Engine(self.scenario.step_cost(), max_num_seqs=self.scenario.max_num_seqs)
-        engine = EmulatedEngine(model, self.book, clock, self.scenario.tools())
+        engine = EmulatedEngine(model, self.book, clock)
         made = start_server(monkeypatch, engine)  # leaves verl's constructor without Ray and a model
         assert isinstance(made, vLLMHttpServer)
         server = object.__new__(EmulatedVerlServer)

@@ -315,7 +315,7 @@ class AsyncDAPOConfig:
                 "pool_size": self.fixed_pool_size,
                 "sizes_itself": self.rollout_pool_size is Auto.AUTO,
                 "first_context_tok": self.first_context_tok,
-                "keeps_siblings": self.drafts is not None,
+                "keeps_siblings": self.drafts is Drafts.SUFFIX,
                 "keeps_kv": self.host_kv_gib is not None,
             },
             "pause_mode": "keep" if self.keeps_kv else "abort",

@@ -45,13 +45,17 @@ class ImportanceSampling(StrEnum):
 
 
 class Drafts(StrEnum):
+    MTP = "mtp"
     SUFFIX = "suffix"
 
 
 SUFFIX_MODULE = "arctic_inference"
 SUFFIX_PACKAGE = "arctic-inference==0.1.1"  # the one that vLLM names
 MOST_DRAFT_TOK = 7  # with the one that is sampled anyway, eight a step
-SPECULATIVE_CONFIGS = {Drafts.SUFFIX: {"method": "suffix", "num_speculative_tokens": MOST_DRAFT_TOK}}  # of vLLM
+SPECULATIVE_CONFIGS: dict[Drafts, dict[str, Any]] = {  # of vLLM
+    Drafts.MTP: {"method": "mtp", "draft_load_config": {"load_format": "auto"}},
+    Drafts.SUFFIX: {"method": "suffix", "num_speculative_tokens": MOST_DRAFT_TOK},
+}
 
 _METHODS_WITHOUT_WEIGHTS = ("ngram", "[ngram]", "ngram_gpu", "suffix", "custom_class")
 
@@ -98,6 +102,18 @@ class SpeculativeConfig:
 def own_head_drafts(rollout: DictConfig) -> bool:
     """Whether verl has engines draft with the model's own head (`mtp`)."""
     return all(OmegaConf.select(rollout, f"mtp.{name}") for name in ("enable", "enable_rollout"))
+
+
+def speculative_config(drafts: Drafts, config: DictConfig) -> dict[str, Any]:
+    """vLLM's, for `async_dapo.drafts`. Of verl's training engines Megatron alone has the model's head, and brings it to
+    the engines if `mtp.enable` says so; any other head stays as it is in the checkpoint.
+    """
+    chosen, mtp = dict(SPECULATIVE_CONFIGS[drafts]), config.actor_rollout_ref.rollout.mtp
+    if drafts is Drafts.MTP:
+        chosen["num_speculative_tokens"] = mtp.num_speculative_tokens
+        if config.model_engine == "megatron" and mtp.enable:
+            del chosen["draft_load_config"]
+    return chosen
 
 
 class Auto(StrEnum):

@@ -8,7 +8,8 @@ is in its journal.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .journal import Call
@@ -138,6 +139,11 @@ class Trajectory:
     def raw_response_ids(self) -> list[int]:
         return [token for turn in self.turns for token in turn.raw_response_ids]
 
+    def copied(self) -> "Trajectory":
+        """Turns and calls of its own, and the same tokens."""
+        calls = {call_id: copy(call) for call_id, call in self.calls.items()}
+        return replace(self, turns=[copy(turn) for turn in self.turns], calls=calls)
+
     def keep_counts(self) -> None:
         """Let go of its tokens, but not of their numbers."""
         for turn in self.turns:
@@ -208,11 +214,14 @@ class PromptGroup:
             for turn in trajectory.turns:
                 turn.attachment = None
 
-    def park(self, place: Any) -> None:
-        """Keep how much it has generated, but not the tokens: they are in `place`."""
-        self.parked = place
+    def take_tokens(self) -> "PromptGroup":
+        """Let go of its tokens, but not of their numbers. Returns a copy that has them, and that nothing changes any
+        more: calls that go on write their results elsewhere.
+        """
+        whole = replace(self, trajectories=[trajectory.copied() for trajectory in self.trajectories])
         for trajectory in self.trajectories:
             trajectory.keep_counts()
+        return whole
 
     def again(self, uid: str, *, step: int) -> "PromptGroup":
         """The same prompt as a fresh group, drawn in that step."""

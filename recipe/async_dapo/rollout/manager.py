@@ -29,7 +29,7 @@ from ..engines.client import AsyncDAPOLLMClient
 from ..record.plain_values import DATA_SET, to_plain
 from ..store import FIELDS
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
-from .parking import ticket_of
+from .parking import park_interrupted, ticket_of
 from .pictures import packed
 from .reports import RoundRecord, WorkerReport
 from .worker import AsyncDAPOAgentLoopWorker
@@ -201,18 +201,23 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         Raises:
             RolloutError: when a worker died, or has not reported within `AsyncDAPOConfig.stop_timeout_s`.
         """
-        workers = sum(self._get(self._worker_refs), WorkerReport())
+        reports: list[WorkerReport] = self._get(self._worker_refs)
         self._worker_refs = []
+        workers = sum(reports, WorkerReport())
         summary: RoundSummary = self.ask("close_round")
         kept_lease_ids = [lease_id for group in workers.unfinished for lease_id in _leases(group)]
         kept_lease_ids += [lease_id for uid in summary.never_started for lease_id in self._frozen.get(uid, ())]
         self._get(self._balancer.all_returned.remote(kept_lease_ids))
-        return RoundRecord(
+        record = RoundRecord(
             summary=summary,
             workers=workers,
             rollout_s=time.monotonic() - self._started,
             balancer=self._get(self._balancer.take_stats.remote()),
         )
+        if self._options.keeps_tokens:  # last: workers are busy with it
+            for worker, report in zip(self.agent_loop_workers, reports, strict=True):
+                park_interrupted(worker, report.unfinished)
+        return record
 
     def abandon(self, attachments: Sequence[Attachment]) -> None:
         """Take requests that will not be continued out of their engines."""

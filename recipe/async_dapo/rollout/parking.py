@@ -1,16 +1,20 @@
 """Tokens of interrupted groups stay in Ray's object store, on the node that has generated them.
 
-    worker --park--> object store         trainer's pool: counts and references
-       ^                  |                      |
-       +------unpark------+      ticket <--------+   (through the coordinator: references, no tokens)
+    worker --counts--> trainer's pool: counts and references
+       |                      |
+       +--tokens_of--> object store         (while the trainer trains)
+       ^                  |   |
+       +------unpark------+   +--> ticket   (through the coordinator: references, no tokens)
 
 The pool decides by counts. What it changes of a parked group, the ages and what it takes out of the engines, is told
-beside the reference.
+beside the reference. A reference is there before the tokens are: only those who want the tokens wait for them.
 """
 
 import pickle
+from collections.abc import Sequence
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError
 
 from ..core.round_groups import WaitingGroup
@@ -18,6 +22,7 @@ from ..core.trajectory import PromptGroup
 from .pictures import has_pictures
 
 FETCH_TIMEOUT_S = 300.0  # of one group, some megabytes at most
+GROUPS_A_CALL = 16  # A worker lets go of its own copies of these when all of them are parked.
 
 
 class TokensLost(RuntimeError):
@@ -27,7 +32,17 @@ class TokensLost(RuntimeError):
 def park(group: PromptGroup) -> None:
     """Put a group's tokens into the object store of this node; does nothing where there are none here."""
     if group.has_started and group.parked is None:
-        group.park(ray.put(group))
+        group.parked = ray.put(group.take_tokens())
+
+
+def park_interrupted(worker: ActorHandle, groups: Sequence[PromptGroup]) -> None:
+    """Have a worker park the groups of which it has reported the counts, without waiting for it."""
+    started = [group for group in groups if group.has_started]
+    for first in range(0, len(started), GROUPS_A_CALL):
+        some = started[first : first + GROUPS_A_CALL]
+        places = worker.tokens_of.options(num_returns=len(some)).remote([group.uid for group in some])
+        for group, place in zip(some, places if len(some) > 1 else [places], strict=True):
+            group.parked = place
 
 
 def ticket_of(group: PromptGroup) -> WaitingGroup:

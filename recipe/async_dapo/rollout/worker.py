@@ -28,7 +28,7 @@ from ..store import join_queue
 from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
 from .group_rollout import GroupRollout, leaves
-from .parking import park, unpark
+from .parking import unpark
 from .pictures import PictureInputs, check_seen, opened, without_pictures
 from .reports import WorkerReport
 from .reward import RewardScorer, ScoringWorker
@@ -68,6 +68,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         most = self._options.calls.kept_loops if self._options.keeps_tokens else 0
         self._kept_loops = KeptLoops(worker=worker, most=most)
         self._rollout: GroupRollout | None = None  # of the round
+        self._interrupted: dict[str, PromptGroup] = {}  # with the tokens that are still to be parked
 
     async def result_of(self, call_id: str) -> bytes | None:
         """The result of a call whose trajectory was interrupted here; the worker that continues it waits for this."""
@@ -120,7 +121,16 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             raise RuntimeError(f"agent loop worker {self._worker}: {error}") from error
         report = rollout.take_report()
         report.unfinished = unfinished
+        for group in unfinished:
+            whole = group.take_tokens()
+            if self._options.keeps_tokens and whole.has_started:
+                self._interrupted[group.uid] = whole
         return report
+
+    async def tokens_of(self, uids: list[str]) -> list[PromptGroup] | PromptGroup:
+        """Groups whose counts were reported, with their tokens. Ray puts each into the object store of this node."""
+        groups = [self._interrupted.pop(uid) for uid in uids]
+        return groups if len(groups) > 1 else groups[0]
 
     async def take_report(self) -> WorkerReport:
         """Of a round that goes on, since this was asked last."""
@@ -158,8 +168,6 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         group = await unpark(ticket)
         outcome = await rollout.run(group)
         if outcome is None or outcome.verdict is Verdict.SET_ASIDE:
-            if self._options.keeps_tokens:
-                park(group)
             unfinished.append(group)
         if outcome is None:
             return

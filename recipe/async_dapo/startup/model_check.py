@@ -2,6 +2,7 @@
 longest response that they allow.
 """
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -15,12 +16,13 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors import safe_open
 
-from ..config.values import Rule, check_each, check_rules, refused
+from ..config.values import Drafts, Rule, check_each, check_rules, refused
 from .agent_loop_check import shipped_modules
 
 _MODEL, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
 _TIED = ("lm_head.weight", "embed_tokens.weight")
 _ROWS = 64  # of either, to compare them by
+_LAYER = re.compile(r"(?:model\.|language_model\.)*layers\.(\d+)\.")
 _ATTENTION = _MODEL + "override_config.attn_implementation"
 _PACKS = _MODEL + "use_remove_padding"
 _SPLITS = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
@@ -118,6 +120,7 @@ def check_model(config: DictConfig) -> None:
         [
             partial(check_rules, wrong, ModelSetup.of(config, model), config),
             partial(_check_output_layer, config, model),
+            partial(_check_head, config, model),
             partial(_check_host_kv, config, model),
             partial(_check_context, config, model),
         ]
@@ -140,6 +143,31 @@ def _check_output_layer(config: DictConfig, model: Any) -> None:
             "its config.json has tie_word_embeddings=true, and its checkpoint an output layer of its own, which "
             "engines would leave out; set it to false",
         )
+
+
+def _check_head(config: DictConfig, model: Any) -> None:
+    """A checkpoint may lack the head that its config.json names: transformers loads and saves a model without it. The
+    head would be random, or vLLM ends the engines at their start.
+    """
+    if config.async_dapo.drafts != Drafts.MTP:
+        return
+    layers, names = model.hf_config.get_text_config().num_hidden_layers, set[str]()
+    for file in Path(model.local_path).glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            names.update(weights.keys())
+    if names and not any(_is_of_head(name, layers) for name in names):
+        raise refused(
+            config,
+            "async_dapo.drafts",
+            f"{model.local_path} holds no weights of a head that predicts several tokens; take a checkpoint that does, "
+            "or set suffix, or null",
+        )
+
+
+def _is_of_head(name: str, layers: int) -> bool:
+    """Whether a tensor is named after such a head, or is of a layer behind the model's own."""
+    layer = _LAYER.match(name)
+    return "mtp" in name or (layer is not None and int(layer[1]) >= layers)
 
 
 def _check_host_kv(config: DictConfig, model: Any) -> None:

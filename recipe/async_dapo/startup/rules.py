@@ -417,7 +417,7 @@ RULES: tuple[Rule, ...] = (
       for name in ("lora.rank", "lora_adapter_path")),
 
     Rule(_VLLM + "speculative_config", lambda it: it.options.drafts and it.own_drafts, _PLACE),
-    Rule(_ROLLOUT + "mtp.enable_rollout", lambda it: it.options.drafts and own_head_drafts(it.rollout), _PLACE),
+    Rule(_MODEL + "mtp.enable_rollout", lambda it: it.options.drafts and own_head_drafts(it.rollout), _PLACE),
     Rule("async_dapo.drafts", lambda it: it.options.drafts is Drafts.SUFFIX and find_spec(SUFFIX_MODULE) is None,
          _PACKAGE),
     Rule(_VLLM + "speculative_config.method",
@@ -425,15 +425,13 @@ RULES: tuple[Rule, ...] = (
     Rule(_VLLM + "speculative_config.rejection_sample_method",
          lambda it: it.own_drafts and it.own_drafts.config.get("rejection_sample_method") == "synthetic",
          "accepts drafts by chance, whatever the policy says; leave it out"),
-    Rule(_VLLM + "speculative_config.draft_load_config",
-         lambda it: it.own_drafts and it.own_drafts.has_weights and it.rollout.load_format == "dummy"
-         and not it.own_drafts.config.get("draft_load_config"),
-         f"with {_ROLLOUT}load_format=dummy the model that drafts stays random; set {{{{load_format: auto}}}}"),
     Rule(_ROLLOUT + "load_format",
-         lambda it: not it.own_drafts and own_head_drafts(it.rollout) and it.rollout.load_format == "dummy"
-         and it.model_engine == "dp",
-         "FSDP does not bring the head that drafts (mtp.enable_rollout=True), which would stay random; set auto, or "
-         "mtp.enable_rollout=False"),
+         lambda it: it.own_drafts and it.own_drafts.has_weights and it.rollout.load_format == "dummy",
+         "the model that drafts would stay random: vLLM's second model runner ignores draft_load_config; set auto"),
+    Rule(_MODEL + "mtp.enable_rollout",
+         lambda it: not it.options.drafts and own_head_drafts(it.rollout) and it.model_engine != "megatron",
+         "the trainer has no such head to bring to engines; set False, and async_dapo.drafts=mtp, which keeps the "
+         "checkpoint's"),
     Rule(_VLLM + "logits_processors", lambda it: it.vllm.get("logits_processors")
          and (it.own_drafts or it.options.drafts or own_head_drafts(it.rollout)),
          "vLLM refuses them where it verifies drafts; leave them out"),

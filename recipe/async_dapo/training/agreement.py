@@ -10,16 +10,17 @@ from ..core.agreement import NewestTokens
 from .importance_sampling import ratio_statistics, ratio_sums
 
 
-def newest_tokens(batch: KVBatchMeta, *, step: int, has_old_kv: bool) -> NewestTokens:
+def newest_tokens(batch: KVBatchMeta, *, step: int, whole_only: bool) -> NewestTokens:
     """Those of a batch whose log-probs the trainer has computed.
 
     Args:
-        has_old_kv: a resumed trajectory has keys and values of older weights, so its newest tokens do not count.
+        whole_only: leave out those of resumed trajectories, whose older tokens the trainer computes otherwise than the
+            engine has: that kept their keys and values, or the trainer replays the experts that sampled them.
     """
     data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
     newest = step - 1
     counts_BT = data["response_mask"].bool() & (data["policy_versions"] >= newest)
-    if has_old_kv:
+    if whole_only:
         counts_BT &= torch.tensor([[tag["min_global_steps"] >= newest] for tag in batch.tags])
     if not (count := int(counts_BT.sum())):
         return NewestTokens()

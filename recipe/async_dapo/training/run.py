@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
 from ..config.options import AsyncDAPOConfig, num_engines
-from ..config.values import SPECULATIVE_CONFIGS, Placement
+from ..config.values import Drafts, Placement, speculative_config
 from ..core.leases import server_calls
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import AsyncDAPOReplica, register_replica
@@ -102,8 +102,10 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path
         if options.keeps_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
             config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
         if options.drafts is not None:
-            speculative_config = SPECULATIVE_CONFIGS[options.drafts]
-            config.actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config = speculative_config
+            rollout = config.actor_rollout_ref.rollout
+            rollout.engine_kwargs.vllm.speculative_config = speculative_config(options.drafts, config)
+            if options.drafts is Drafts.MTP and rollout.load_format == "dummy":
+                rollout.load_format = "auto"  # vLLM's second model runner knows no other one for the head
         custom = config.actor_rollout_ref.rollout.custom
         custom[CUSTOM_OPTIONS] = {
             "engine_timeout_s": options.engine_timeout_s,

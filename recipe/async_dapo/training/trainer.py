@@ -6,7 +6,7 @@ Every loop of the system, what it waits for (...), and what unblocks it:
         open_round                     hands groups to the coordinator, starts all workers
         next_event ................... coordinator: prompts are needed (draw, add, wait again), or all engines are idle
         close_round .................. each worker's report; the load balancer: every lease is back
-        train, save .................. verl's training workers
+        train, save .................. verl's training workers; a save: tokens that workers are still parking
         update_weights ............... every engine has taken the weights, or is given up
         open_engines ................. every server has opened its gate
     worker, `max_concurrent_prompts` lanes
@@ -300,7 +300,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         bypasses = self.config.algorithm.rollout_correction.bypass_mode
         with self._bypassing(False):
             batch = super()._compute_old_log_prob(batch, metrics)
-        self._newest += newest_tokens(batch, step=self.global_steps, has_old_kv=self.options.has_old_kv)
+        whole_only = self.options.has_old_kv or self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
+        self._newest += newest_tokens(batch, step=self.global_steps, whole_only=whole_only)
         warning = judge(self._newest)
         self._has_judged_engines = warning is not None
         if warning:

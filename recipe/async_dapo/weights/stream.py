@@ -164,6 +164,13 @@ class WeightReceiver(vLLMColocateWorkerExtension):
         except Exception as error:
             self._note(error)
 
+    def _use_mtp_drafter_weight_sync(self) -> bool:
+        """A head with a load format of its own is the checkpoint's. verl would load the trainer's weights into it, and
+        some heads refuse what holds none of theirs; and would pack it again for the kernels though it is packed.
+        """
+        spec = self.model_runner.vllm_config.speculative_config
+        return super()._use_mtp_drafter_weight_sync() and spec.draft_load_config is None
+
     def _note(self, error: Exception) -> None:
         logger.error("weights could not be loaded\n%s", "".join(traceback.format_exception(error)))
         self._failure = self._failure or " ".join(f"{type(error).__name__}: {error}".split())

@@ -4,7 +4,6 @@ Limits are those below which a run of verl, Ray and vLLM is known to end with an
 own needs beside that depends on its model.
 """
 
-import re
 import resource
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ GB = 1e9
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_CAPABILITY = (8, 0)  # bf16 and flash attention
 LEAST_FREE_SHARE = 0.9  # of a GPU's memory
-VERSIONS, DRIVER, GPUS = NEEDED = ("versions", "driver and CUDA", "GPUs")  # without these no other theme can run
+VERSIONS, GPUS = NEEDED = ("versions", "GPUs")  # without these no other theme can run
 _IMPORT_S = 180.0  # longest that the import of a package may take
 
 
@@ -32,15 +31,15 @@ _IMPORT_S = 180.0  # longest that the import of a package may take
 class Limits:
     """Least of each, by device."""
 
-    memory_bytes: float
-    disk_bytes: float
-    shared_memory_bytes: float
+    memory_gb: float
+    disk_gb: float
+    shared_memory_gb: float
     open_files: int
 
 
 LIMITS = {
-    "cpu": Limits(memory_bytes=8 * GB, disk_bytes=2 * GB, shared_memory_bytes=GB, open_files=1024),
-    "cuda": Limits(memory_bytes=32 * GB, disk_bytes=20 * GB, shared_memory_bytes=8 * GB, open_files=8192),
+    "cpu": Limits(memory_gb=8, disk_gb=2, shared_memory_gb=1, open_files=1024),
+    "cuda": Limits(memory_gb=32, disk_gb=20, shared_memory_gb=8, open_files=8192),
 }
 
 
@@ -52,87 +51,42 @@ class Gpu:
     capability: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What is known of this machine. An error is empty where there is none."""
-
-    device: str  # cpu or cuda
-    versions: str  # of verl, vLLM and TransferQueue
-    versions_error: str
-    torch: str
-    torch_cuda: str  # the CUDA that torch was built for; empty for its CPU build
-    driver: str  # NVIDIA's; empty where there is none
-    gpus: tuple[Gpu, ...]
-    gpu_error: str  # torch's own, when it looks for GPUs
-    flash_attention: str  # its version, or that of the package that brings its kernels; empty where there is none
-    flash_attention_error: str  # of its import
-    memory_bytes: float  # available
-    disk_bytes: float  # free where the output goes
-    shared_memory_bytes: float  # free
-    open_files: int  # the limit of this process; -1 = none
-
-    @property
-    def attention(self) -> str:
-        """transformers' name of the trainer's."""
-        has_package = self.flash_attention.startswith("flash-attn") and not self.flash_attention_error
-        return "flash_attention_2" if has_package else "sdpa"
-
-
-def judgements(machine: Machine, *, gpus: int) -> dict[str, Verdict]:
-    """Every check of the machine, by name, in the order in which a reader mends them."""
-    limits, files = LIMITS[machine.device], machine.open_files
-    on_gpus = {DRIVER: _driver(machine), GPUS: _gpus(machine.gpus, gpus), "flash attention": _flash(machine)}
-    if machine.device == "cpu":
-        on_gpus = dict.fromkeys(on_gpus, skipped("needs a GPU"))
-    ulimit = f"run: ulimit -n {limits.open_files}; in docker set --ulimit, with Slurm --propagate=NONE"
-    shm = (
-        f"docker: --shm-size=64g; Kubernetes: an emptyDir with medium: Memory at {SHARED_MEMORY}; Slurm: the "
-        "container's option"
-    )
+def look(device: str, *, gpus: int, output: Path) -> dict[str, Verdict]:
+    """Every check of this machine, by name, in the order in which a reader mends them."""
+    limits, has_gpus = LIMITS[device], device == "cuda"
+    shared_bytes = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    shm = "docker: --shm-size=64g; Kubernetes: an emptyDir with medium: Memory; Slurm: the container's option"
     return {
-        VERSIONS: first_failure(
-            (
-                not machine.versions_error,
-                machine.versions_error,
-                "install the versions that it names, in a new environment",
-            ),
-            else_found=f"{machine.versions}, torch=={machine.torch}",
-        ),
-        **on_gpus,
-        "host memory": _room(machine.memory_bytes, limits.memory_bytes, "available", "end other processes"),
-        "disk": _room(machine.disk_bytes, limits.disk_bytes, "free for the output", "set --output to a larger disk"),
+        VERSIONS: _versions(),
+        GPUS: judge_gpus(*_ask_torch(), wanted=gpus) if has_gpus else skipped("needs a GPU"),
+        "flash attention": _flash_attention() if has_gpus else skipped("needs a GPU"),
+        "host memory": room(psutil.virtual_memory().available, limits.memory_gb, "available", "end other processes"),
+        "disk": room(shutil.disk_usage(output).free, limits.disk_gb, "free", "set --output to a larger disk"),
         # Of Ray's objects, NCCL, vLLM's queues, and weights where CUDA IPC cannot be used.
-        "shared memory": _room(machine.shared_memory_bytes, limits.shared_memory_bytes, f"in {SHARED_MEMORY}", shm),
-        "ulimits": first_failure(
-            (files < 0 or files >= limits.open_files, f"at most {files} open files", ulimit),
-            else_found=f"{'any number of' if files < 0 else files} open files",
-        ),
+        "shared memory": room(shared_bytes, limits.shared_memory_gb, f"in {SHARED_MEMORY}", shm),
+        "ulimits": judge_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], limits.open_files),
     }
 
 
-def _driver(machine: Machine) -> Verdict:
-    return first_failure(
-        (
-            bool(machine.driver),
-            "nvidia-smi does not run",
-            "install NVIDIA's driver; start a container with --gpus all; on a machine without GPUs, set --device cpu",
-        ),
-        (
-            bool(machine.torch_cuda),
-            f"torch=={machine.torch} is a build without CUDA",
-            "run: pip install 'verl[vllm]==0.9.1' in a new environment",
-        ),
-        (
-            not machine.gpu_error,
-            f"driver {machine.driver}, CUDA {machine.torch_cuda}: torch finds no GPU: {machine.gpu_error}",
-            "install a driver for this CUDA, restart after its update; check CUDA_VISIBLE_DEVICES",
-        ),
-        else_found=f"driver {machine.driver}, CUDA {machine.torch_cuda}",
-    )
+def _versions() -> Verdict:
+    try:
+        return passed(check_versions())
+    except ConfigError as error:
+        return failed(str(error), "install the versions that it names, in a new environment")
 
 
-def _gpus(found: Sequence[Gpu], wanted: int) -> Verdict:
-    """Number, kind and free memory."""
+def judge_gpus(found: Sequence[Gpu], error: str, *, wanted: int) -> Verdict:
+    """Number, kind and free memory.
+
+    Args:
+        error: torch's own, when it looked for GPUs.
+    """
+    if error:
+        return failed(
+            f"torch finds no GPU: {error}",
+            "install NVIDIA's driver and verl[vllm]==0.9.1 in a new environment; start a container with --gpus all; "
+            "check CUDA_VISIBLE_DEVICES; on a machine without GPUs, set --device cpu",
+        )
     if len(found) < wanted:
         return failed(
             f"{len(found)} of {wanted} GPUs are visible",
@@ -153,92 +107,59 @@ def _gpus(found: Sequence[Gpu], wanted: int) -> Verdict:
     return passed(f"{wanted} x {', '.join(sorted(names))}, {found[0].memory_bytes / GB:.0f} GB")
 
 
-def _flash(machine: Machine) -> Verdict:
-    return first_failure(
-        (
-            not machine.flash_attention_error,
-            f"cannot be imported: {machine.flash_attention_error}",
-            "build it for this torch; run: pip install --no-build-isolation --no-cache-dir --force-reinstall "
-            "--no-deps flash-attn==2.8.3",
-        ),
-        (
-            bool(machine.flash_attention),
-            "not installed, and verl's trainer uses it",
-            "run: pip install --no-build-isolation flash-attn==2.8.3; or train with "
-            "++actor_rollout_ref.model.override_config.attn_implementation=sdpa and "
-            "actor_rollout_ref.model.use_remove_padding=False",
-        ),
-        else_found=machine.flash_attention,
-    )
-
-
-def _room(found: float, least: float, where: str, remedy: str) -> Verdict:
-    said = f"{found / GB:.1f} GB {where}"
-    return first_failure((found >= least, said, f"needs {least / GB:.0f} GB: {remedy}"), else_found=said)
-
-
-def probe(device: str, *, output: Path) -> Machine:
-    """Look at this machine. Nothing of it stays: CUDA is asked in a process of its own."""
-    versions, versions_error = _versions()
-    wants_gpu = device == "cuda"
-    torch_version, torch_cuda, gpu_error, gpus = _torch(asks_for_gpus=wants_gpu)
-    flash, flash_error = _flash_attention() if wants_gpu else ("", "")
-    return Machine(
-        device=device,
-        versions=versions,
-        versions_error=versions_error,
-        torch=torch_version,
-        torch_cuda=torch_cuda,
-        driver=_nvidia_smi() if wants_gpu else "",
-        gpus=gpus,
-        gpu_error=gpu_error,
-        flash_attention=flash,
-        flash_attention_error=flash_error,
-        memory_bytes=psutil.virtual_memory().available,
-        disk_bytes=shutil.disk_usage(output).free,
-        shared_memory_bytes=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-    )
-
-
-def _versions() -> tuple[str, str]:
-    try:
-        return check_versions(), ""
-    except ConfigError as error:
-        return "", str(error)
-
-
-# Prints torch's version, its CUDA, and a line for each GPU: name, memory, free memory, compute capability.
-_ASK_TORCH = """
-import torch
-print(torch.__version__)
-print(torch.version.cuda or "")
-if {asks}:
-    torch.cuda.init()
-    for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        major, minor = torch.cuda.get_device_capability(index)
-        print(torch.cuda.get_device_name(index), total, free, major, minor, sep="|")
-"""
-
-
-def _torch(*, asks_for_gpus: bool) -> tuple[str, str, str, tuple[Gpu, ...]]:
-    said, error = _python(_ASK_TORCH.format(asks=asks_for_gpus))
-    lines = said.splitlines()
-    version, cuda = lines[:2] if len(lines) > 1 else ("", "")
-    gpus = []
-    for line in lines[2:]:
-        name, total, free, major, minor = line.split("|")
-        gpus.append(Gpu(name=name, memory_bytes=int(total), free_bytes=int(free), capability=(int(major), int(minor))))
-    return version, cuda, error, tuple(gpus)
-
-
-def _flash_attention() -> tuple[str, str]:
+def _flash_attention() -> Verdict:
     """verl's trainer takes the package `flash_attn`, or the kernels that `kernels` fetches."""
     if find_spec("flash_attn") is not None:
         said, error = _python("import flash_attn; print('flash-attn', flash_attn.__version__)")
-        return said.strip(), error
-    return ("kernels, which fetches it from a hub" if find_spec("kernels") is not None else ""), ""
+        build = (
+            "build it for this torch; run: pip install --no-build-isolation --no-cache-dir --force-reinstall "
+            "--no-deps flash-attn==2.8.3"
+        )
+        return first_failure((not error, f"cannot be imported: {error}", build), else_found=said.strip())
+    install = (
+        "run: pip install --no-build-isolation flash-attn==2.8.3; or train with "
+        "++actor_rollout_ref.model.override_config.attn_implementation=sdpa and "
+        "actor_rollout_ref.model.use_remove_padding=False"
+    )
+    if find_spec("kernels") is None:
+        return failed("not installed, and verl's trainer uses it", install)
+    return passed("kernels, which fetches it from a hub")
+
+
+def room(found_bytes: float, least_gb: float, where: str, remedy: str) -> Verdict:
+    said = f"{found_bytes / GB:.1f} GB {where}"
+    enough = (found_bytes >= least_gb * GB, said, f"needs {least_gb:g} GB: {remedy}")
+    return first_failure(enough, else_found=said)
+
+
+def judge_files(limit: int, least: int) -> Verdict:
+    """The limit on open files of this process; below 0: none."""
+    remedy = f"run: ulimit -n {least}; in docker set --ulimit, with Slurm --propagate=NONE"
+    return first_failure(
+        (limit < 0 or limit >= least, f"at most {limit} open files", remedy),
+        else_found=f"{'any number of' if limit < 0 else limit} open files",
+    )
+
+
+# Prints a line for each GPU: name, memory, free memory, compute capability.
+_ASK_TORCH = """
+import torch
+torch.cuda.init()
+for index in range(torch.cuda.device_count()):
+    free, total = torch.cuda.mem_get_info(index)
+    major, minor = torch.cuda.get_device_capability(index)
+    print(torch.cuda.get_device_name(index), total, free, major, minor, sep="|")
+"""
+
+
+def _ask_torch() -> tuple[tuple[Gpu, ...], str]:
+    """GPUs, and torch's error. Nothing of CUDA stays in this process."""
+    said, error = _python(_ASK_TORCH)
+    gpus = []
+    for line in said.splitlines():
+        name, total, free, major, minor = line.split("|")
+        gpus.append(Gpu(name=name, memory_bytes=int(total), free_bytes=int(free), capability=(int(major), int(minor))))
+    return tuple(gpus), error
 
 
 def _python(program: str) -> tuple[str, str]:
@@ -249,12 +170,3 @@ def _python(program: str) -> tuple[str, str]:
         return "", f"not done after {_IMPORT_S:.0f} s"
     lines = done.stderr.strip().splitlines()
     return done.stdout, "" if done.returncode == 0 else (lines[-1] if lines else f"exit code {done.returncode}")
-
-
-def _nvidia_smi() -> str:
-    """The driver's version."""
-    if shutil.which("nvidia-smi") is None:
-        return ""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    found = re.match(r"\d+\.[\d.]+", subprocess.run(command, capture_output=True, text=True, timeout=60).stdout)
-    return found[0] if found else ""

@@ -25,11 +25,15 @@ from ..quickstart.overrides import (
 from ..quickstart.run_metrics import RunMetrics
 from ..quickstart.supervision import RayFolder, TrainingProcess
 from . import reward
-from .engine import REPORT
 from .supervised import run_supervised
 from .verdicts import Verdict, failed, passed
 
 STEPS = 3
+REPORT = "this must not happen on any hardware: do not train, and report it with the folder of the output"
+_OTHER_PROBABILITIES = (
+    "engine and trainer compute different probabilities; to find the cause, train with "
+    "actor_rollout_ref.rollout.enforce_eager=True, then with VLLM_USE_V2_MODEL_RUNNER=0"
+)
 ENTRY = f"{__package__.rsplit('.', 2)[0]}.async_dapo.main_async_dapo"
 CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
 
@@ -38,6 +42,18 @@ _ENGINE_TITLE = re.compile(r"VLLM::EngineCore\b")
 _MAX_PROMPT_TOK, _MAX_RESPONSE_TOK = 128, 512  # on a GPU, for any tokenizer
 
 Step = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshBounds:
+    """Of pi_prox / mu over tokens that the trained version itself has sampled: 1, but for rounding."""
+
+    ratio_max: float  # of a token
+    k3_kl: float  # of the first step, whose tokens are all fresh [nats per token]
+
+
+BOUNDS = {"cpu": FreshBounds(ratio_max=1.001, k3_kl=1e-7), "cuda": FreshBounds(ratio_max=3.0, k3_kl=5e-3)}
+OF_FP8 = FreshBounds(ratio_max=20.0, k3_kl=0.05)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +69,11 @@ class Case:
     environment: dict[str, str] = field(default_factory=dict)
     kills_an_engine: bool = False  # after its first step
     host_kv_gib: float | None = None  # in which KV outlives the sleep of engines
+    package: str = ""  # without which it cannot run
+    bounds: FreshBounds | None = None  # None: the device's
     steps: int = STEPS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreshBounds:
-    """Of pi_prox / mu over tokens that the trained version itself has sampled: 1, but for rounding."""
-
-    ratio_max: float  # of a token
-    k3_kl: float  # of the first step, whose tokens are all fresh [nats per token]
-
-
-BOUNDS = {"cpu": FreshBounds(ratio_max=1.001, k3_kl=1e-7), "cuda": FreshBounds(ratio_max=3.0, k3_kl=5e-3)}
 STOP_LIMIT_S = 5.0  # a stop takes some engine steps; longer, and it waits for something
 LEAST_ESS = 0.5  # after two small updates; lower, and old tokens are corrected wrongly
 
@@ -72,8 +81,11 @@ LEAST_ESS = 0.5  # after two small updates; lower, and old tokens are corrected 
 def cases(device: str) -> Iterator[Case]:
     """Those of one GPU, or of the CPU."""
     yield Case(name="partial")
+    yield Case(name="drafts", package="arctic_inference", overrides=("async_dapo.drafts=suffix",))
     if device == "cpu":
         return
+    fp8 = "++actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype=fp8"
+    yield Case(name="FP8 cache", overrides=(fp8,), bounds=OF_FP8)
     for strategy in ("discard", "partial_stale_kv", "consistent"):
         yield Case(name=strategy, strategy=strategy)
     yield Case(name="partial_stale_kv, host memory", strategy="partial_stale_kv", host_kv_gib=4.0)
@@ -95,16 +107,13 @@ def judge_training(steps: Sequence[Step], ended: str, *, case: Case, bounds: Fre
     if len(steps) < case.steps:
         return failed(
             f"{len(steps)} of {case.steps} steps: {ended or 'training ended without them'}",
-            "read its train.log; where the machine, engine and weights pass, report it with the folder of the output",
+            "read its train.log; where the machine passes, report it with the folder of the output",
         )
     for number, step in enumerate(steps, start=1):
         if words := _broken(step, number):
             return failed(f"step {number}: {words}", REPORT)
         if words := _other_probabilities(step, number, bounds):
-            return failed(
-                f"step {number}: {words}",
-                "see the check of log-probs; where that passes, these are other weights",
-            )
+            return failed(f"step {number}: {words}", _OTHER_PROBABILITIES)
     if not any(_FRESH_RATIO in step for step in steps):
         return failed("no step has tokens of its own version", REPORT)
     if case.host_kv_gib and not sum(step[keys.FOUND_TOK] for step in steps):
@@ -150,10 +159,12 @@ def _other_probabilities(step: Step, number: int, bounds: FreshBounds) -> str:
 def _measured(steps: Sequence[Step]) -> str:
     seconds = ", ".join(f"{step[keys.STEP_S]:.1f}" for step in steps)
     fresh_kl, least = steps[0][keys.K3_KL], min(step[keys.ESS_RATIO] for step in steps)
+    drafts = max(step.get(keys.DRAFT_TOK_PER_STEP, 0.0) for step in steps)
     stop_s, weights_s = (max(step.get(key, 0.0) for step in steps) for key in (keys.STOP_LATENCY_S, keys.WEIGHTS_S))
     return (
         f"steps of {seconds} s, stops within {1e3 * stop_s:.0f} ms, weights sent in {weights_s:.2f} s; k3 KL of fresh "
         f"tokens {fresh_kl:.1g}, least effective sample size {least:.3f}"
+        + (f", {drafts:.2f} tokens a step of an engine" if drafts else "")
     )
 
 

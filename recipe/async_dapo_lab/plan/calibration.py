@@ -1,31 +1,25 @@
-"""Costs measured in a real run, in place of constants: fitted to a JSONL record.
+"""Costs measured of a real engine, in place of constants: fitted to a JSONL record, with lines such as
 
-A line of the record is one of
+    {"inflight": b, "tokens_per_s": r, "kv_tok": k}
 
-    {"inflight": b, "tokens_per_s": r}                   decoding of one server with b requests in flight, optionally
-                                                         with `kv_tok`, the tokens of KV cache they hold together
-    {"step": i, "data": {...}}                           the recipe's metrics, as verl's `file` logger writes them
-
-and the fit is that of `StepCost`: a step takes base + per_request * b [+ per_kv_token * k]. Metrics
-tell two things more: the engine's time per request, if rollouts with more requests take longer, and what a step spends
-outside of its rollout.
+for decoding of one server with b requests in flight that hold k tokens of KV cache together; `kv_tok` may be left out.
+The fit is that of `StepCost`: a step takes base + per_request * b [+ per_kv_token * k]. `gpu_check` writes such a
+record.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from ...async_dapo.config.values import ConfigError
-from ...async_dapo.record.keys import DRAFT_TOK_PER_STEP, PREFIX, ROUND_S, STEP_S
 from .costs import StepCost
 from .lengths import read_jsonl
 
-TERMS = ("base_s", "per_request_s", "per_kv_token_s", "admission_s")
+TERMS = ("base_s", "per_request_s", "per_kv_token_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,79 +29,61 @@ class MeasuredCosts:
     base_s: float
     per_request_s: float
     per_kv_token_s: float | None
-    admission_s: float  # engine time that every request takes, besides its tokens
-    has_prefill: bool  # the admission holds a request's prefill; the throughput of decoding alone does not
-    outside_s: float | None  # of a step, outside of its rollout: training, log-probs, weight update
     num_points: int
     relative_rms: float  # of the fit, over its points
-    has_drafts: bool = False  # a decode step verifies drafts, and yields more than a token of each request
 
     def apply(self, cost: StepCost) -> StepCost:
-        """The measured decode step, and the measured prefill where there is one. What was measured of a request holds
-        the reading of its windows and state, which the cost counts as tokens of cache, and of experts.
+        """The measured decode step. What was measured of a request holds the reading of its windows and state, which
+        the cost counts as tokens of cache, and of experts.
         """
         per_kv_token_s = self.per_kv_token_s or 0.0
-        measured = replace(
+        return replace(
             cost,
             base_s=self.base_s,
             experts_s=0.0,
             per_request_s=max(0.0, self.per_request_s - per_kv_token_s * cost.request_kv_tok),
             per_kv_token_s=per_kv_token_s,
-            admission_s=self.admission_s,
         )
-        return replace(measured, prefill_token_s=0.0, prefill_token2_s=0.0) if self.has_prefill else measured
 
     def __str__(self) -> str:
         return (
             f"{self.num_points} points, {100 * self.relative_rms:.0f} % rms: a step takes {1e3 * self.base_s:.3f} ms + "
-            f"{1e6 * self.per_request_s:.1f} us per request, an admission {1e3 * self.admission_s:.2f} ms"
+            f"{1e6 * self.per_request_s:.1f} us per request"
         )
 
 
-def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
+def calibrate(path: str) -> MeasuredCosts:
     """Fit a record.
 
     Raises:
         ConfigError: when the file is missing, empty, says too little to fit a decode step, or gives `kv_tok` in part.
     """
-    lines = read_jsonl(Path(path), key="calibrate", wanted="a JSONL record of a real run")
+    lines = read_jsonl(Path(path), key="calibrate", wanted="a JSONL record of a real engine")
     rows = [row for row in lines if isinstance(row, dict)]
     if not rows:
-        raise ConfigError("calibrate", path, f"the file is empty; a line needs {_FORMS}")
+        raise ConfigError("calibrate", path, f"the file is empty; a line needs {_FORM}")
     _check_kv(path, rows)
     equations = [equation for row in rows if (equation := _equation(row)) is not None]
-    # A line of a validation alone has no round.
-    steps = [data for row in rows if isinstance(data := row.get("data"), dict) and ROUND_S in data]
-    of_rounds = _step_equations(steps, num_servers)
-    equations += of_rounds
     if not equations:
-        raise ConfigError("calibrate", path, f"no line can be used; a line needs {_FORMS}")
+        raise ConfigError("calibrate", path, f"no line can be used; a line needs {_FORM}")
     terms, seconds = (np.array(side) for side in zip(*equations, strict=True))
     weights, fit_error = _fit(terms, seconds)
     measured = dict(zip(TERMS, weights, strict=True))
     if measured["base_s"] + measured["per_request_s"] <= 0:
         raise ConfigError("calibrate", path, "requests take no time per token; record more lengths and concurrencies")
     has_kv = bool(terms[:, TERMS.index("per_kv_token_s")].any())
-    outside = [data[STEP_S] - data[ROUND_S] for data in steps if STEP_S in data]
     return MeasuredCosts(
         base_s=measured["base_s"],
         per_request_s=measured["per_request_s"],
         per_kv_token_s=measured["per_kv_token_s"] if has_kv else None,
-        admission_s=measured["admission_s"],
-        has_prefill=bool(of_rounds),
-        outside_s=median(outside) if outside else None,
         num_points=len(equations),
         relative_rms=fit_error,
-        has_drafts=any(DRAFT_TOK_PER_STEP in data for data in steps),
     )
 
 
-_FORMS = (
-    "`inflight` with `tokens_per_s` (and `kv_tok`, the tokens of KV cache that a step reads), or to be a line of verl's"
-    " file logger"
-)
+_FORM = "`inflight` with `tokens_per_s` (and `kv_tok`, the tokens of KV cache that a step reads)"
 
-Equation = tuple[tuple[float, float, float, float], float]  # coefficients of TERMS, seconds
+Equation = tuple[tuple[float, float, float], float]  # coefficients of TERMS, seconds
 
 
 def _check_kv(path: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -123,32 +99,9 @@ def _equation(row: Mapping[str, Any]) -> Equation | None:
     """One line as a linear equation in the terms; None for a line of another kind."""
     try:
         inflight, seconds = float(row["inflight"]), float(row["inflight"]) / float(row["tokens_per_s"])
-        return ((1.0, inflight, float(row.get("kv_tok") or 0), 0.0), seconds) if seconds else None
+        return ((1.0, inflight, float(row.get("kv_tok") or 0)), seconds) if seconds else None
     except (KeyError, TypeError, ZeroDivisionError):
         return None
-
-
-def _step_equations(steps: Iterable[Mapping[str, float]], num_servers: int) -> list[Equation]:
-    """Mean throughput of a server over each round, at the mean number of requests in flight. What drafts yield in a
-    step is counted out: the fit is that of a step.
-    """
-    equations: list[Equation] = []
-    buffered = 0.0
-    for data in steps:
-
-        def of(name: str, data: Mapping[str, float] = data) -> float:
-            return float(data.get(PREFIX + name, 0.0))
-
-        generated = sum(map(of, ("tokens/trained", "tokens/discarded", "tokens/filtered")))
-        generated += of("partial/buffer_tokens") - buffered
-        buffered = of("partial/buffer_tokens")
-        inflight = of("load_balancer/inflight/max") * (1 - of("load_balancer/idle_ratio")) / num_servers
-        if generated > 0 and inflight > 0:
-            yielded = inflight * data.get(DRAFT_TOK_PER_STEP, 1.0)  # tokens of one decode step
-            seconds = of("round/rollout_s") * yielded * num_servers / generated
-            admissions = of("load_balancer/requests") * yielded / generated  # in one decode step
-            equations.append(((1.0, inflight, 0.0, admissions), seconds))
-    return equations
 
 
 def _fit(terms: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:

@@ -21,14 +21,12 @@ from .systems import (
     dynamic_sampling,
     recipe,
     verl_colocate_async,
-    verl_separate_async,
     verl_sync,
 )
 from .trainer_memory import TrainerMemory
 
 SAMPLE = 4096  # prompts
 
-SPLITS = (0.8, 0.9, 1.0)  # servers whose GPUs train, over those that would be done when the others are
 DRAFTS, COLOCATE_WITH_DRAFTS = "async_dapo.drafts", "colocate_async with these drafts"  # which verl has not
 CAP = "async_dapo.max_partial_share"
 VLLM_CALL_LIMIT = 1000  # a server actor's concurrent calls: max_loads_per_server must stay below
@@ -83,7 +81,7 @@ def bound_of(scenario: Scenario) -> Bound:
         tokens_per_s=scenario.num_servers * per_server,
         log_prob_s=0.0 if scenario.why_two_passes() is None else cost.log_prob_s(*sums),
         train_s=cost.train_s(*sums),
-        update_s=scenario.weight_update_s,
+        update_s=scenario.update_s,
     )
 
 
@@ -144,28 +142,12 @@ def baselines(scenario: Scenario) -> list[Candidate]:
     systems = [
         colocate,
         *([] if scenario.drafts_accepted is None else [with_drafts(colocate, COLOCATE_WITH_DRAFTS)]),
-        *separate_splits(scenario),
         dynamic_sampling(batch=groups),
         async_dapo_2025(over_sampling=2 * groups),
         april(over_sampling=2 * groups),
         copris(pool_size=pool_size, over_sampling=_over_sampling(scenario, pool_size)),
     ]
     return [verl_reference(scenario), *map(baseline, systems)]
-
-
-def separate_splits(scenario: Scenario) -> list[System]:
-    """verl's separate_async on the same GPUs, with the splits that may be the best; none where there is one server.
-
-    Trainer and engines would be done at the same time if neither waited; as both do, a few GPUs fewer train.
-    """
-    bound, servers, groups = bound_of(scenario), scenario.num_servers, scenario.train_batch_size
-    training_s = bound.log_prob_s + bound.train_s
-    even = servers * training_s / (training_s + bound.rollout_s)
-    if servers == 1:
-        return []
-    counts = sorted({max(1, min(servers - 1, round(share * even))) for share in SPLITS})
-    parts = next(parts for parts in (4, 2, 1) if groups % parts == 0)
-    return [verl_separate_async(groups=groups, trainer_servers=count, servers=servers, parts=parts) for count in counts]
 
 
 def recipe_candidates(

@@ -25,7 +25,6 @@ class ServerConstants:
     other_memory_gb: float = 5.0  # activations, CUDA graphs, communication buffers, per GPU
     stop_s: float = 0.05  # from the stop to idle engines
     host_gb_s: float = 25.0  # of KV blocks to host memory, and back, per GPU
-    link_gb_s: float = 25.0  # of new weights from the trainer's GPUs to engines on others, per GPU
     draft_step_ms: float = 3.0  # of a decode step with drafts, on the engine's host
     draft_request_ms: float = 0.05  # the same, per running request
     verify_flop_share: float = 0.55  # of peak, while drafted tokens are verified
@@ -64,7 +63,6 @@ class StepCost:
     prefill_token2_s: float
     kv_room_tok: int
     request_kv_tok: int = 0
-    admission_s: float = 0.0  # of every request, whatever its context
     experts_s: float = 0.0  # to read all experts
     missed: float = 0.0  # share of the experts that a token is not sent to
 
@@ -94,7 +92,7 @@ class StepCost:
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds to admit a request: to compute the KV cache of its context, with quadratic attention."""
-        return self.admission_s + tokens * (self.prefill_token_s + self.prefill_token2_s * tokens)
+        return tokens * (self.prefill_token_s + self.prefill_token2_s * tokens)
 
     def with_drafts(self, drafts: DraftCost) -> "StepCost":
         """Of an engine that verifies drafts: what is a step here is the part of one that yields a token of each
@@ -227,11 +225,6 @@ class TrainingCost:
     model: ModelShape
     flop_per_s: float  # of all GPUs together, reached
     fixed_s: float | None = None
-
-    def at(self, share: float, *, parts: int) -> "TrainingCost":
-        """On a share of the GPUs [0-1], for a batch that comes in so many parts."""
-        fixed_s = None if self.fixed_s is None else self.fixed_s / share / parts
-        return replace(self, flop_per_s=share * self.flop_per_s, fixed_s=fixed_s)
 
     def train_s(self, tokens: float, tokens_squared: float) -> float:
         """A training pass over sequences.

@@ -38,12 +38,6 @@ class VirtualClock:
         callback()
         return True
 
-    def run_until(self, time_s: float) -> None:
-        """Run what is planned up to then, and be there."""
-        while self._planned and self._planned[0][0] <= time_s:
-            self.step()
-        self.now_s = time_s
-
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
@@ -63,10 +57,10 @@ class Fleet:
     Engines live on over rounds, since a strategy may leave requests in them; the clock starts anew with each round.
     """
 
-    def __init__(self, scenario: Scenario, options: AsyncDAPOConfig, *, num_servers: int) -> None:
+    def __init__(self, scenario: Scenario, options: AsyncDAPOConfig) -> None:
         cost, most = scenario.step_cost(drafts=options.drafts is not None), scenario.max_num_seqs
         balance = options.balance(most_per_server=server_calls(most) - 1)
-        self.engines = {f"server-{i}": Engine(cost, max_num_seqs=most) for i in range(num_servers)}
+        self.engines = {f"server-{i}": Engine(cost, max_num_seqs=most) for i in range(scenario.num_servers)}
         self.balance, self.leases = balance, balance.leases
         self.leases.add_servers(self.engines)
         self.inflight_max = 0
@@ -148,17 +142,16 @@ class Fleet:
         """Of all engines together, since the run began."""
         return sum((engine.counters for engine in self.engines.values()), start=EngineCounters())
 
-    def in_measure(self, before: EngineCounters, *, generating_s: float) -> dict[str, Any]:
+    def in_measure(self, before: EngineCounters, *, rollout_s: float) -> dict[str, Any]:
         """What the `StepMeasure` of a step takes of it.
 
         Args:
             before: the counters when the step began.
-            generating_s: in which engines may generate [s].
         """
         return (self.counters() - before).in_measure() | {
-            "generating_s": generating_s,
+            "rollout_s": rollout_s,
             "inflight_max": self.inflight_max,
-            "inflight_max_s": self.inflight_max * generating_s,
+            "inflight_max_s": self.inflight_max * rollout_s,
             "lease_s": self.lease_s,
             "num_servers": len(self.engines),
         }

@@ -62,8 +62,6 @@ class GroupSimulation:
         self._clock = clock
         self._options = options
         self._scenario = scenario
-        self._tools = scenario.tools()
-        self._answered_at_s: dict[tuple[str, int], float] = {}  # (group, session) -> when its tool answers
         self._resume_delay_s = resume_delay_s
         self._again = 1.0 if options.host_kv_gib is None else scenario.copy_share  # prefill of continued requests
         self._policy_version = policy_version
@@ -85,8 +83,6 @@ class GroupSimulation:
     def stop(self) -> list[PromptGroup]:
         """Stop all engines. Returns the groups that were running, with what they have generated."""
         self._is_stopped = True
-        for (uid, session), at_s in self._answered_at_s.items():
-            self._running[uid][0].prompt[ANSWERS].calls_left_s[session] = at_s - self._clock.now_s
         keep = self._options.keeps_kv
         for request in self._fleet.stop(keep=keep):
             out: _Out = request.owner
@@ -101,7 +97,7 @@ class GroupSimulation:
                 self._fleet.release(out.lease_id)
         return [group for group, _ in self._running.values()]
 
-    def _send(self, group: PromptGroup, trajectory: Trajectory, *, is_cached: bool = False) -> None:
+    def _send(self, group: PromptGroup, trajectory: Trajectory) -> None:
         if self._is_stopped:
             return
         if not trajectory.turns:
@@ -112,25 +108,18 @@ class GroupSimulation:
             return
         done_tok = turn.generated_tok
         answers: Answers = group.prompt[ANSWERS]
-        length_tok = answers.response_lens_tok[trajectory.session_id]
-        left_tok = length_tok - done_tok
+        left_tok = answers.response_lens_tok[trajectory.session_id] - done_tok
         if left_tok == 0:  # it was waiting for its reward when the last round stopped
             self._after_generation(group, trajectory)
             return
-        left_s = answers.calls_left_s.pop(trajectory.session_id, 0.0)
-        if done_tok and left_s:
-            self._wait(group, trajectory, left_s, is_cached=False)
-            return
-        turn_tok = self._tools.turn_left_tok(length_tok, done_tok)
-        context_tok = self._scenario.prompt_len_tok + done_tok
-        prefill_tok = 0 if is_cached else context_tok
-        if done_tok and not is_cached:
+        prefill_tok = context_tok = self._scenario.prompt_len_tok + done_tok
+        if done_tok:
             self.reprefilled_tok += context_tok
             prefill_tok = ceil(self._again * context_tok)
         out = _Out(group, trajectory, self._fleet.new_lease_id())
         self._fleet.send(
             out.lease_id,
-            Request(owner=out, context_tok=context_tok, remaining_tok=turn_tok, prefill_tok=prefill_tok),
+            Request(owner=out, context_tok=context_tok, remaining_tok=left_tok, prefill_tok=prefill_tok),
         )
 
     def _reattach(self, group: PromptGroup, trajectory: Trajectory, attachment: Attachment) -> None:
@@ -150,29 +139,7 @@ class GroupSimulation:
         if self._fleet.leases.server_of(out.lease_id) is None:
             return  # `_reattach` has found it, for another request that ended in the same step
         self._fleet.release(out.lease_id)
-        self._after_turn(out.group, out.trajectory)
-
-    def _after_turn(self, group: PromptGroup, trajectory: Trajectory) -> None:
-        answers, done_tok = group.prompt[ANSWERS], trajectory.generated_tok
-        if done_tok == answers.response_lens_tok[trajectory.session_id]:
-            self._after_generation(group, trajectory)
-        else:
-            seconds = self._tools.takes_s(answers.number, trajectory.session_id, done_tok)
-            self._wait(group, trajectory, seconds, is_cached=True)
-
-    def _wait(self, group: PromptGroup, trajectory: Trajectory, seconds: float, *, is_cached: bool) -> None:
-        """For a tool, which no stop interrupts; its seconds between two rounds are not counted, its context is lost."""
-        at_s = self._clock.now_s + seconds
-        self._answered_at_s[group.uid, trajectory.session_id] = at_s
-        self._clock.at(at_s, partial(self._go_on, group, trajectory, is_cached=is_cached))
-        self._listener.on_event(group.uid, GroupEvent.WAITS)
-
-    def _go_on(self, group: PromptGroup, trajectory: Trajectory, *, is_cached: bool) -> None:
-        if self._is_stopped:
-            return
-        del self._answered_at_s[group.uid, trajectory.session_id]
-        self._listener.on_event(group.uid, GroupEvent.GOES_ON)
-        self._send(group, trajectory, is_cached=is_cached)
+        self._after_generation(out.group, out.trajectory)
 
     def _after_generation(self, group: PromptGroup, trajectory: Trajectory) -> None:
         self._listener.on_event(group.uid, GroupEvent.GENERATED)

@@ -63,9 +63,6 @@ class Inputs:
     length_correlation: Annotated[Share, "of lengths within a group [0-1]; measured if a file names groups"] = 0.5
     valid_share: Annotated[SomeShare, "share of groups that pass DAPO's filter [0-1]"] = 0.6
     reward_s: Annotated[FromZero, "from the end of a trajectory to its reward [s]"] = 0.0
-    tool_calls: Annotated[NotNegative, "calls of tools in a trajectory, evenly over its response [count]"] = 0
-    tool_median_s: Annotated[FromZero, "of a call, log-normal [s]"] = 0.0
-    tool_sigma: Annotated[FromZero, "of the logarithm"] = 1.0
     training_s: Annotated[FromZero | None, "training and log-probs of a step [s]; null = from arithmetic"] = None
     training_flop_share: Annotated[SomeShare, "of peak that training reaches [0-1]"] = 0.35
     updates: Annotated[
@@ -79,7 +76,7 @@ class Inputs:
     step_overhead_ms: Annotated[FromZero, "of one decode step, on top of memory traffic [ms]"] = 5.0
     request_overhead_ms: Annotated[FromZero, "of one decode step, per running request [ms]"] = 0.12
     prefill_flop_share: Annotated[SomeShare, "of peak that prefill reaches [0-1]"] = 0.15
-    calibrate: Annotated[str | None, "JSONL record of a real run, whose costs replace the constants"] = None
+    calibrate: Annotated[str | None, "JSONL record of a real engine, whose decode step replaces the constants"] = None
     drafts_accepted: Annotated[
         DraftTok | None, "drafted tokens that a request has accepted in a step, on average [tokens]; null = no drafts"
     ] = None
@@ -125,7 +122,7 @@ class Inputs:
             num_servers=self.servers,
             lengths=self._lengths(),
             constants=replace(ServerConstants(), **constants),
-            measured=None if self.calibrate is None else calibrate(self.calibrate, num_servers=self.servers),
+            measured=None if self.calibrate is None else calibrate(self.calibrate),
             **{key: getattr(self, key) for key in _SAME_IN_SCENARIO},
         )
         self._check_valid_groups(scenario)

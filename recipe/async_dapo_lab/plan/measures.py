@@ -16,7 +16,6 @@ class StepMeasure:
 
     step_s: float
     rollout_s: float  # that the trainer waits for samples
-    generating_s: float  # in which engines may generate; the rollout, unless trainer and engines are separate
     log_prob_s: float
     train_s: float
     trained_tok: int
@@ -40,7 +39,7 @@ class StepMeasure:
     recomputed_tok: int  # of these: after a preemption
     preemptions: int
     inflight_max: int
-    inflight_max_s: float  # times the seconds in which engines may generate
+    inflight_max_s: float  # times the rollout's seconds
     lease_s: float
     server_busy_s: float
     prefill_s: float
@@ -64,7 +63,7 @@ class StepMeasure:
     @property
     def server_idle_ratio(self) -> float:
         """Share of the rollout in which a server had no request at all [0-1]."""
-        return max(0.0, 1 - _ratio(self.server_busy_s, self.num_servers * self.generating_s))
+        return max(0.0, 1 - _ratio(self.server_busy_s, self.num_servers * self.rollout_s))
 
     @property
     def waste_ratio(self) -> float:

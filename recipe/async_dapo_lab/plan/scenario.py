@@ -9,7 +9,7 @@ from .costs import DraftCost, ServerConstants, StepCost, TrainingCost, draft_cos
 from .hardware import Accelerator
 from .lengths import LengthModel
 from .model_size import ModelShape
-from .workload import ToolCalls, Workload
+from .workload import Workload
 
 MEAN_OF = 512  # groups
 
@@ -31,9 +31,6 @@ class Scenario:
     lengths: LengthModel
     valid_share: float  # of the groups
     reward_s: float = 0.0
-    tool_calls: int = 0
-    tool_median_s: float = 0.0
-    tool_sigma: float = 0.0
     training_s: float | None = None  # None: by arithmetic
     training_flop_share: float = 0.35  # of peak, in training and in recomputing log-probs
     updates: int = 16  # of a step
@@ -87,14 +84,11 @@ class Scenario:
         """
         bytes_per_s = 1e9 * self.constants.host_gb_s * self.tensor_parallel_size
         copies_s = 2 * self.model.copied(self.tensor_parallel_size).kv_bytes_per_token / bytes_per_s
-        prefill_s = self.step_cost().prefill_token_s
-        return min(1.0, copies_s / prefill_s) if prefill_s else 0.0  # what was measured may hold it elsewhere
+        return min(1.0, copies_s / self.step_cost().prefill_token_s)
 
     def _draft_cost(self) -> DraftCost:
         if self.drafts_accepted is None:
             raise ConfigError("drafts_accepted", None, "say how many tokens of drafts are accepted in a step, e.g. 0.3")
-        if self.measured is not None and self.measured.has_drafts:
-            return DraftCost(accepted_tok=self.drafts_accepted)  # the measured step holds the rest
         return draft_cost(
             self.model,
             self.accelerator,
@@ -112,27 +106,8 @@ class Scenario:
         return TrainingCost(
             model=self.model,
             flop_per_s=self.training_flop_share * self.accelerator.bf16_tflop_s * 1e12 * self.num_gpus,
-            fixed_s=self._outside_s() if self.training_s is None else self.training_s,
+            fixed_s=self.training_s,
         )
-
-    @property
-    def weight_update_s(self) -> float:
-        """Part of what a real run was seen to spend outside of its rollouts, where there is one."""
-        outside_s = None if self.measured is None else self.measured.outside_s
-        return self.update_s if outside_s is None else min(self.update_s, max(0.0, outside_s))
-
-    @property
-    def transfer_s(self) -> float:
-        """Of new weights between GPUs of their own: one server's, over the links of its GPUs."""
-        return self.model.weight_bytes / (1e9 * self.constants.link_gb_s * self.tensor_parallel_size)
-
-    def _outside_s(self) -> float | None:
-        if self.measured is None or self.measured.outside_s is None:
-            return None
-        return max(0.0, self.measured.outside_s - self.weight_update_s)
-
-    def tools(self) -> ToolCalls:
-        return ToolCalls(count=self.tool_calls, median_s=self.tool_median_s, sigma=self.tool_sigma, seed=self.seed)
 
     @property
     def mean_len_tok(self) -> float:

@@ -24,7 +24,7 @@ class TrainingRun:
         self._scenario = scenario
         self._habits = system.habits
         self.options = system.options(scenario)
-        self._fleet = Fleet(scenario, self.options, num_servers=scenario.num_servers)
+        self._fleet = Fleet(scenario, self.options)
         self._fleet.balance.open(self._fleet.loads)
         self._workload = scenario.workload()
         self._trainer = TrainerPasses(scenario, system.habits, self.options)
@@ -147,13 +147,12 @@ class TrainingRun:
         buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
         log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok)
         rollout_s = simulated.rollout_s + self._scenario.constants.stop_s
-        self._since_stop_s = log_prob_s + train_s + self._scenario.weight_update_s
+        self._since_stop_s = log_prob_s + train_s + self._scenario.update_s
         return StepMeasure(
             step_s=rollout_s + self._since_stop_s,
-            rollout_s=rollout_s,
             log_prob_s=log_prob_s,
             train_s=train_s,
-            **self._fleet.in_measure(before, generating_s=rollout_s),
+            **self._fleet.in_measure(before, rollout_s=rollout_s),
             filtered_tok=sum(sum(o.response_lens_tok) for o in outcomes if o.verdict is Verdict.FILTERED),
             wasted_tok=wasted_tok,
             buffered_tok=sum(buffered_tok) + sum(map(_length, self._stored.values())),

@@ -9,9 +9,7 @@ from math import ceil
 from .candidates import Candidate, bound_of, natural_concurrency
 from .measures import StepMeasure, mean_of
 from .scenario import Scenario
-from .separate_training import SeparateRun
 from .simulated_training import TrainingRun
-from .systems import System
 
 TRAJECTORIES_TO_MEASURE = 16_000
 EVEN = 0.02  # of the tokens trained in a window, that its end may hold more or fewer than its beginning
@@ -48,7 +46,7 @@ def simulate(
 
     Without a number of `steps`, as many as generate what they train: a round that drains may end with several batches.
     """
-    run = start(scenario, candidate.system)
+    run = TrainingRun(scenario, candidate.system)
     batch = scenario.train_batch_size * scenario.rollout_n
     if warmup is None:
         capacity = min(natural_concurrency(scenario), scenario.num_servers * scenario.max_num_seqs)
@@ -69,13 +67,8 @@ def _is_even(window: Sequence[StepMeasure], held_tok: int) -> bool:
     return abs(window[-1].buffered_tok - held_tok) <= EVEN * sum(step.trained_tok for step in window)
 
 
-def start(scenario: Scenario, system: System) -> TrainingRun | SeparateRun:
-    """A run of a system, before its first step."""
-    return (SeparateRun if system.habits.trainer_servers else TrainingRun)(scenario, system)
-
-
 def _steps_to_steady_state(
-    run: TrainingRun | SeparateRun, candidate: Candidate, batch: int, mean_len_tok: float, capacity: int
+    run: TrainingRun, candidate: Candidate, batch: int, mean_len_tok: float, capacity: int
 ) -> int:
     """Steps until as many trajectories end in a step as begin, of every length; 0 for a system that keeps nothing.
 

@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 from ...async_dapo.config.options import CONFIG_FOLDER, CONFIG_NAME, AsyncDAPOConfig
 from ...async_dapo.config.values import ImportanceSampling
 from ...async_dapo.core.staleness import VersionTag
-from .costs import TrainingCost
 from .scenario import Scenario
 
 DEFAULTS_FILE = CONFIG_FOLDER / f"{CONFIG_NAME}.yaml"
@@ -44,10 +43,7 @@ class Habits:
     always_scores: bool = (
         False  # log-probs of the batch are computed before its update, also where that says nothing new
     )
-    trainer_servers: int = 0  # so many servers' GPUs only train, and the others only generate; 0 = all do both
     balances_steps: bool = False  # over training ranks, not each update of a step: what is built on verl's trainers
-    parts: int = 1  # that a batch is trained in, each as soon as it is there; only of a separate trainer
-    max_versions: int | None = None  # that a group may span; only of a separate trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,28 +115,6 @@ def verl_colocate_async(*, groups: int) -> System:
         overrides=_everything_at_once(2 * groups, stop_rule="first_completed", rollout_strategy="partial"),
         habits=Habits(
             poll_s=2.0, resume_delay_s=1.0, refill=Refill.PER_FILTERED, always_scores=True, balances_steps=True
-        ),
-    )
-
-
-def verl_separate_async(*, groups: int, trainer_servers: int, servers: int, parts: int = 4) -> System:
-    """verl 0.9's V1 trainer, mode separate_async, without engines on the trainer's GPUs; see `separate_training.py`.
-
-    Args:
-        trainer_servers: of the servers, those whose GPUs train [count].
-        parts: `trainer.v1.separate_async.parameter_sync_step`, with verl's default.
-    """
-    return System(
-        name=f"verl separate_async, {trainer_servers} of {servers} train",
-        overrides=_everything_at_once(2 * groups, stop_rule="first_completed", rollout_strategy="partial"),
-        habits=Habits(
-            poll_s=2.0,
-            resume_delay_s=1.0,
-            trainer_servers=trainer_servers,
-            parts=parts,
-            max_versions=8,
-            always_scores=True,
-            balances_steps=True,
         ),
     )
 
@@ -228,20 +202,12 @@ def waiting_at_updates(work: Sequence[float], *, ranks: int, updates: int, balan
 
 
 class TrainerPasses:
-    """Seconds of a trainer's passes over a batch, those that compute log-probs and those that train.
+    """Seconds of a trainer's passes over a batch, those that compute log-probs and those that train."""
 
-    Args:
-        cost: None = of a trainer that has all GPUs.
-    """
-
-    def __init__(
-        self, scenario: Scenario, habits: Habits, options: AsyncDAPOConfig, *, cost: TrainingCost | None = None
-    ) -> None:
-        self._prompt_tok, self._cost = scenario.prompt_len_tok, cost or scenario.training_cost()
-        servers = habits.trainer_servers or scenario.num_servers
-        self._ranks = max(1, servers * scenario.tensor_parallel_size // scenario.gpus_per_rank)
-        self._updates = max(1, scenario.updates // habits.parts)
-        self._habits = habits
+    def __init__(self, scenario: Scenario, habits: Habits, options: AsyncDAPOConfig) -> None:
+        self._prompt_tok, self._cost = scenario.prompt_len_tok, scenario.training_cost()
+        self._ranks = max(1, scenario.num_gpus // scenario.gpus_per_rank)
+        self._updates, self._habits = scenario.updates, habits
         needs_pass = habits.always_scores or scenario.why_two_passes(options.importance_sampling) is not None
         self._scores_batch = needs_pass and options.importance_sampling is not ImportanceSampling.BYPASS
 

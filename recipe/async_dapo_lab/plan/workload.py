@@ -4,7 +4,7 @@ Whatever a system does, prompt 17 gets the same answers at its first attempt, so
 same data; a restarted group is answered anew.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +24,6 @@ class Answers:
     response_lens_tok: list[int]
     metrics: list[float]
     attempt: int = 0
-    calls_left_s: dict[int, float] = field(default_factory=dict)  # session -> of a call that a stop interrupted
 
 
 class Workload:
@@ -77,7 +76,6 @@ class Workload:
     def answer_anew(self, answers: Answers) -> None:
         """Give a restarted prompt other answers, as long on average."""
         answers.attempt += 1
-        answers.calls_left_s = {}
         rng = np.random.default_rng((self._seed, answers.number, answers.attempt))
         answers.response_lens_tok = self._cut(np.full((1, 1), answers.level), rng)[0].tolist()
 
@@ -100,33 +98,3 @@ class Workload:
         shared, own = self._lengths.correlation**0.5, (1 - self._lengths.correlation) ** 0.5
         z = shared * levels + own * rng.standard_normal((len(levels), self._n))
         return np.clip(np.rint(self._lengths.of_normal(z)), 1, self._limit_tok).astype(int)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCalls:
-    """Calls of tools in a simulated trajectory. Its response is cut into turns of equal length, with a call after each
-    but the last.
-
-    Attributes:
-        count: calls of a trajectory.
-        median_s, sigma: of a log-normal [s, of the logarithm].
-        seed: decides every time.
-    """
-
-    count: int
-    median_s: float
-    sigma: float
-    seed: int
-
-    def turn_left_tok(self, length_tok: int, done_tok: int) -> int:
-        """Tokens until the turn ends in which a response of this length is."""
-        turns = self.count + 1
-        turn = done_tok * turns // length_tok  # the ones that have ended, at least
-        while (end_tok := -(-length_tok * (turn + 1) // turns)) <= done_tok:
-            turn += 1
-        return min(end_tok, length_tok) - done_tok
-
-    def takes_s(self, prompt: int, session: int, done_tok: int) -> float:
-        """The call that comes after so many tokens."""
-        rng = np.random.default_rng((self.seed, prompt, session, done_tok))
-        return float(self.median_s * np.exp(self.sigma * rng.standard_normal()))

@@ -145,11 +145,6 @@ class AnswerBook:
         return Answer(number, min(length_tok, self._limit_tok), is_right, is_cut, self._vocabulary)
 
 
-def number_of(token_ids: Iterable[int]) -> int:
-    """Decides what is drawn at random for a context, so that it is the same for every system."""
-    return int.from_bytes(_digest(token_ids)[:8], "little")
-
-
 def _digest(token_ids: Iterable[int]) -> bytes:
     return hashlib.blake2b(np.asarray(list(token_ids), dtype=np.int64).tobytes(), digest_size=16).digest()
 

@@ -5,18 +5,15 @@ there included; everything else stays as it is.
 import json
 import random
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ...async_dapo.config.values import ConfigError
-from ...async_dapo.startup.agent_loop_check import loops_of_data
+from ...async_dapo.config.values import ConfigError, Placement
 from ..plan.hardware import MODEL_PRESETS
-from ..plan.workload import ToolCalls
 from ..quickstart.tiny_model import build_tokenizer
 from . import answers
-from .options import RehearsalOptions, have_own_gpus
+from .options import RehearsalOptions
 
 MODEL = "qwen3-8b"
 POSITIONS = 131_072
@@ -82,7 +79,9 @@ def check_rehearsable(config: DictConfig) -> None:
     Raises:
         ConfigError: for what has no emulation.
     """
+    separate = config.async_dapo.placement == Placement.SEPARATE
     for key, is_used, what in (
+        ("async_dapo.placement", separate, "engines on GPUs of their own"),
         ("reward.reward_model.enable", config.reward.reward_model.enable, "reward models"),
         ("algorithm.adv_estimator", config.algorithm.adv_estimator == "gae", "critics"),
     ):
@@ -104,8 +103,7 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
         config.async_dapo.report_dir = None  # seconds of its clock are not seconds
         rollout.enable_rollout_routing_replay = False  # emulated engines have no experts
         trainer.total_training_steps = min(options.steps, trainer.total_training_steps or options.steps)
-        if not have_own_gpus(config):
-            rollout.nnodes, rollout.n_gpus_per_node = trainer.nnodes, trainer.n_gpus_per_node
+        rollout.nnodes, rollout.n_gpus_per_node = trainer.nnodes, trainer.n_gpus_per_node
         _share_workers(config, options)
         config.reward.num_workers = 1
         config.data.dataloader_num_workers = 0
@@ -116,25 +114,12 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
         ray_init.object_store_memory = _OBJECT_STORE_BYTES
         _script_rewards(config)
         config.async_dapo.round_timeout_s /= options.speedup
-        config.async_dapo.calls.timeout_s /= options.speedup
-        tools = options.scenario(config).tools()
-        if tools.count:
-            _call_tools(config, tools, options)
 
 
 def _script_rewards(config: DictConfig) -> None:
     function, groups = config.reward.custom_reward_function, config.algorithm.filter_groups
     function.path, function.name = f"pkg://{answers.__name__}", answers.compute_score.__name__
     function.reward_kwargs = {"metric": groups.metric if groups.enable else "acc"}
-
-
-def _call_tools(config: DictConfig, tools: ToolCalls, options: RehearsalOptions) -> None:
-    """The loop that calls tools takes the place of every one that the run has."""
-    agent = config.actor_rollout_ref.rollout.agent
-    loop = {"_target_": f"{__package__}.tool_loop.ToolCallingLoop", "speedup": options.speedup} | asdict(tools)
-    file = options.folder / "agent_loops.yaml"
-    OmegaConf.save([{"name": name} | loop for name in sorted({agent.default_agent_loop, *loops_of_data(config)})], file)
-    agent.agent_loop_config_path = str(file)
 
 
 def _share_workers(config: DictConfig, options: RehearsalOptions) -> None:

@@ -17,7 +17,6 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from ..plan.engine import Engine, Request
-from ..plan.workload import ToolCalls
 from .answers import Answer, AnswerBook
 from .options import CompressedClock
 
@@ -31,7 +30,6 @@ class _Running:
     params: SamplingParams
     answer: Answer
     done_tok: int  # of the answer, before this request
-    turn_end_tok: int  # of the answer, when its turn ends
     request: Request = field(init=False)
     outputs: asyncio.Queue[RequestOutput] = field(default_factory=asyncio.Queue)
     is_over: bool = False
@@ -47,17 +45,12 @@ class EmulatedEngine:
     Args:
         model: how long things take, in virtual time.
         book: what the requests are answered with.
-        tools: where an answer stops for a tool's.
     """
 
-    def __init__(self, model: Engine, book: AnswerBook, clock: CompressedClock, tools: ToolCalls) -> None:
+    def __init__(self, model: Engine, book: AnswerBook, clock: CompressedClock) -> None:
         self.model = model
         self._book = book
         self._clock = clock
-        self._tools = tools
-        # Answers that will go on, with their contexts [tokens], until the cache is reset; there is room for all. By the
-        # id of the answer, which is kept too, so that no other one gets it.
-        self._prefixes: dict[int, tuple[Answer, int]] = {}
         self._running: dict[str, _Running] = {}
         self._unadmitted: set[_Running] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -76,13 +69,13 @@ class EmulatedEngine:
         """An empty chunk when the request is admitted to the batch, further ones when it is interrupted or ends."""
         prompt_ids = list(prompt["prompt_token_ids"])
         answer, done_tok = self._book.take(prompt_ids)
-        turn_tok = self._tools.turn_left_tok(answer.length_tok, done_tok)
-        running = _Running(request_id, prompt_ids, sampling_params, answer, done_tok, turn_end_tok=done_tok + turn_tok)
+        left_tok = answer.length_tok - done_tok
+        running = _Running(request_id, prompt_ids, sampling_params, answer, done_tok)
         running.request = Request(
             owner=running,
             context_tok=len(prompt_ids),
-            remaining_tok=min(turn_tok, sampling_params.max_tokens or turn_tok),
-            prefill_tok=len(prompt_ids) - self._prefixes.pop(id(answer), (answer, 0))[1],
+            remaining_tok=min(left_tok, sampling_params.max_tokens or left_tok),
+            prefill_tok=len(prompt_ids),
         )
         self._running[request_id] = running
         self._unadmitted.add(running)
@@ -134,7 +127,6 @@ class EmulatedEngine:
     async def is_sleeping(self) -> None: ...
 
     async def reset_prefix_cache(self, *_: Any, **__: Any) -> bool:
-        self._prefixes.clear()
         return True
 
     async def reset_mm_cache(self) -> None: ...
@@ -192,10 +184,8 @@ class EmulatedEngine:
         self._unadmitted.discard(running)
         answer, done_tok = running.answer, running.done_tok + running.request.generated_tok
         if done_tok < answer.length_tok:
-            context_ids = running.prompt_ids + answer.tokens(running.done_tok, done_tok)
-            self._book.put_back(context_ids, answer, done_tok)
-            self._prefixes[id(answer)] = (answer, len(context_ids))
-        is_whole = done_tok == running.turn_end_tok and not (done_tok == answer.length_tok and answer.is_cut)
+            self._book.put_back(running.prompt_ids + answer.tokens(running.done_tok, done_tok), answer, done_tok)
+        is_whole = done_tok == answer.length_tok and not answer.is_cut
         self._hand_out(running, finish_reason="abort" if is_aborted else "stop" if is_whole else "length")
 
     def _hand_out(self, running: _Running, *, finish_reason: str | None) -> None:

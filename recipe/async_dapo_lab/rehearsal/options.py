@@ -16,7 +16,6 @@ from ...async_dapo.config.values import (
     ConfigError,
     Count,
     NotNegative,
-    Placement,
     Positive,
     SpeculativeConfig,
     parse_options,
@@ -106,7 +105,7 @@ class RehearsalOptions:
         per_server = (
             rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
         )
-        gpus = sum(gpus_of(config))
+        gpus = training_gpus(config)
         if gpus % per_server:
             raise ConfigError(
                 "trainer.n_gpus_per_node", config.trainer.n_gpus_per_node, f"{gpus} GPUs are no whole number of "
@@ -139,18 +138,6 @@ class RehearsalOptions:
         own = SpeculativeConfig.of(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
         drafts = own is not None or config.async_dapo.drafts is not None
         return self.scenario(config).step_cost(drafts=drafts)
-
-
-def have_own_gpus(config: DictConfig) -> bool:
-    """Whether engines do."""
-    return config.async_dapo.placement == Placement.SEPARATE
-
-
-def gpus_of(config: DictConfig) -> tuple[int, int]:
-    """GPUs of the trainer, and those that only engines have."""
-    rollout = config.actor_rollout_ref.rollout
-    own = rollout.nnodes * rollout.n_gpus_per_node if have_own_gpus(config) else 0
-    return training_gpus(config), own
 
 
 def assumed_gpu(config: DictConfig) -> Gpu:

@@ -1,14 +1,10 @@
 """What a rehearsal came to: one row a step, the mean beside the bound, and whether it can be believed."""
 
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from omegaconf import DictConfig
 
 from ...async_dapo.record.keys import IDLE_RATIO, OFF_POLICY, WASTE_RATIO
@@ -19,7 +15,6 @@ from ..quickstart.run_metrics import RunMetrics
 from .options import RehearsalOptions
 
 MAX_LATE_SHARE = 0.02  # of a step: how late an engine may notice that its batch changes
-MAX_CPU_SHARE = 0.5  # of the machine, used by the run itself
 _PERCENTILE = 99.0
 
 STALENESS = "training/off_policy/trajectory_staleness_worst/mean"
@@ -30,8 +25,6 @@ of bound: the bound over the step's seconds; a single step passes 1 if its answe
 waste: thrown-away tokens over these plus trained ones. off-policy: share of trained tokens from older versions.
 staleness: of a trajectory's oldest token, mean [versions]. bias: trained over natural mean length."""
 
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU time in every so many
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validity:
@@ -39,21 +32,17 @@ class Validity:
     Attributes:
         engine_late_share: lateness that 99 of 100 changes of a batch stay below, over a step.
         trainer_late_share: what the trainer's own work took longer than modelled, over a step.
-        cpu_share: of all cores [0-1].
         largest_speedup: with which the run would have been valid, as far as this one tells.
     """
 
     engine_late_share: float
     trainer_late_share: float
-    cpu_share: float
     largest_speedup: float
     is_valid: bool
 
     def __str__(self) -> str:
-        shares = (
-            f"engines {100 * self.engine_late_share:.2f} % of a step late, trainer {100 * self.trainer_late_share:.2f} "
-            f"%, CPU {100 * self.cpu_share:.0f} % of the machine"
-        )
+        engines, trainer = 100 * self.engine_late_share, 100 * self.trainer_late_share
+        shares = f"engines {engines:.2f} % of a step late, trainer {trainer:.2f} %"
         if self.is_valid:
             return f"Valid: {shares}."
         return f"INVALID: {shares}; this machine is too slow, or too busy: use rehearsal.speedup={self.advised:g}."
@@ -64,10 +53,8 @@ class Validity:
         return float(f"{0.95 * self.largest_speedup:.2g}")
 
 
-def judge(
-    *, late_s: Sequence[float], trainer_late_s: float, step_s: float, cpu_share: float, speedup: float
-) -> Validity:
-    """Real delays and CPU seconds stay the same, so that each share is proportional to the speed-up.
+def judge(*, late_s: Sequence[float], trainer_late_s: float, step_s: float, speedup: float) -> Validity:
+    """Real delays stay the same, so that each share is proportional to the speed-up.
 
     Args:
         late_s: of every change of a batch [virtual s].
@@ -76,11 +63,10 @@ def judge(
     """
     engine = float(np.percentile(late_s, _PERCENTILE, method="lower")) / step_s if late_s else 0.0
     trainer = trainer_late_s / step_s
-    excess = max(engine / MAX_LATE_SHARE, trainer / MAX_LATE_SHARE, cpu_share / MAX_CPU_SHARE)
+    excess = max(engine, trainer) / MAX_LATE_SHARE
     return Validity(
         engine_late_share=engine,
         trainer_late_share=trainer,
-        cpu_share=cpu_share,
         largest_speedup=speedup / excess if excess else speedup,
         is_valid=excess <= 1,
     )
@@ -92,7 +78,6 @@ class Ended:
 
     wall_s: float
     peak_memory_bytes: int
-    cpu_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +160,6 @@ def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: Ended) ->
             late_s=[late_s for step in measured for late_s in spans[step.step]["engines_late_s"]],
             trainer_late_s=float(np.mean([spans[step.step]["trainer_late_s"] for step in measured])),
             step_s=mean.step_s,
-            cpu_share=run.cpu_share,
             speedup=options.speedup,
         ),
         wall_s=run.wall_s,
@@ -233,46 +217,3 @@ def table(rehearsal: Rehearsal) -> str:
             f"{rehearsal.wall_s:.0f} real s, at most {rehearsal.peak_memory_gb:.1f} GB.",
         ]
     )
-
-
-def usable_cores() -> float:
-    """Cores of this process's affinity, or of its container's quota where that is less."""
-    cores = float(len(os.sched_getaffinity(0)))
-    try:
-        quota, period = QUOTA.read_text().split()
-        return min(cores, int(quota) / int(period))
-    except (OSError, ValueError):  # no container, or "max"
-        return cores
-
-
-class CpuMeter:
-    """CPU seconds of this process's descendants, those that have ended since the last look left out."""
-
-    def __init__(self) -> None:
-        self._used_s: dict[tuple[int, float], float] = {}
-        self._looked_s = 0.0
-        self._began: tuple[float, float] | None = None
-
-    def look(self) -> None:
-        self._looked_s = time.monotonic()
-        for process in psutil.Process().children(recursive=True):
-            try:
-                times = process.cpu_times()
-                self._used_s[process.pid, process.create_time()] = times.user + times.system
-            except psutil.NoSuchProcess:
-                pass
-
-    def begin(self) -> None:
-        """What is used from the first call on counts."""
-        if self._began is None:
-            self.look()
-            self._began = self._looked_s, sum(self._used_s.values())
-
-    @property
-    def share(self) -> float:
-        """Of all usable cores, from `begin` to the last `look` [0-1]."""
-        if self._began is None:
-            return 0.0
-        began_s, used_before_s = self._began
-        wall_s = max(1e-9, self._looked_s - began_s)
-        return (sum(self._used_s.values()) - used_before_s) / wall_s / usable_cores()

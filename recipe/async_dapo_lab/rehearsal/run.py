@@ -13,7 +13,7 @@ from ...async_dapo.runtime.garbage import collect_cycles_rarely
 from ...async_dapo.runtime.verl_version import check_versions
 from ...async_dapo.startup.preflight import check_all
 from .emulation import check_rehearsable, emulate, use_stand_in
-from .options import WITH_REHEARSAL, RehearsalOptions, have_own_gpus
+from .options import WITH_REHEARSAL, RehearsalOptions
 
 LAB_DIR = Path(__file__).resolve().parents[1]
 
@@ -54,8 +54,8 @@ class RehearsalTaskRunner:
 
         with queue_starts(config):
             from ...async_dapo.training.run import train
-            from .training import RehearsedAsyncDAPO, RehearsedSeparate
-        train(config, RehearsedSeparate if have_own_gpus(config) else RehearsedAsyncDAPO)
+            from .training import RehearsedAsyncDAPO
+        train(config, RehearsedAsyncDAPO)
 
 
 if __name__ == "__main__":

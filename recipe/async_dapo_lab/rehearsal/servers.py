@@ -4,12 +4,9 @@ verl starts an actor for every server. Here one actor holds them all, as an engi
 of its own; what verl gets in place of an actor's handle names the server in every call (`host_actor.py`).
 """
 
-import asyncio
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
-import ray
 from omegaconf import DictConfig
 from verl.workers.config import HFModelConfig
 
@@ -18,29 +15,16 @@ from ...async_dapo.engines.server import AsyncDAPOServer
 from ..plan.engine import Engine
 from .answers import AnswerBook, vocabulary_of
 from .engine import EmulatedEngine
-from .options import CompressedClock, RehearsalOptions, make_clock
+from .options import RehearsalOptions, make_clock
 
 
 class EmulatedServer(AsyncDAPOServer):
-    """This recipe's server on an emulated engine: its gate, stamps, aborts and kept requests are the production code.
+    """The recipe's server on an emulated engine. Its gate, stamps, aborts and kept requests are the production code."""
 
-    Args:
-        update_s: what an engine that has GPUs of its own takes for new weights [virtual s].
-    """
-
-    def __init__(
-        self,
-        *,
-        engine: EmulatedEngine,
-        model_config: HFModelConfig,
-        clock: CompressedClock,
-        update_s: float,
-        **arguments: Any,
-    ) -> None:
+    def __init__(self, *, engine: EmulatedEngine, model_config: HFModelConfig, **arguments: Any) -> None:
         self._loaded_model_config = model_config
         super().__init__(model_config=model_config, **arguments)
         self.emulated = engine
-        self._clock, self._update_s = clock, update_s
 
     def _init_model_config(self, model_config: Any) -> HFModelConfig:
         return self._loaded_model_config
@@ -53,12 +37,6 @@ class EmulatedServer(AsyncDAPOServer):
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         await self.engine.wake_up(tags=tags)
-
-    async def take_weights(self, version: int, buckets: Sequence[ray.ObjectRef]) -> None:
-        """As the worker beside such an engine."""
-        await asyncio.sleep(self._clock.real_until(self._clock.now_s() + self._update_s))
-        await self.clear_kv_cache()
-        await self.set_global_steps(version)
 
 
 class ModelMeter:
@@ -106,10 +84,9 @@ class ServerHost:
     async def launch(self, rank: int, **arguments: Any) -> None:
         """Start the server of a replica; `arguments` are those of verl's server class."""
         model = Engine(self._step_cost, max_num_seqs=self._scenario.max_num_seqs)
-        engine = EmulatedEngine(model, self._book, self._clock, self._scenario.tools())
+        engine = EmulatedEngine(model, self._book, self._clock)
         arguments |= {"engine": engine, "model_config": self._model_config, "replica_rank": rank}
-        update_s = self._scenario.constants.stop_s + self._scenario.transfer_s
-        self._servers[rank] = EmulatedServer(clock=self._clock, update_s=update_s, **arguments)
+        self._servers[rank] = EmulatedServer(**arguments)
         await self._servers[rank].launch_server()
 
     async def call(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

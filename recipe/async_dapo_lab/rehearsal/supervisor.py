@@ -17,12 +17,12 @@ from ..quickstart.activation import run_environment
 from ..quickstart.run_metrics import RunMetrics
 from ..quickstart.supervision import RayFolder, TrainingProcess, exit_on_signals
 from .options import RehearsalOptions
-from .report import CpuMeter, Ended, Rehearsal, load_rehearsal, table
+from .report import Ended, Rehearsal, load_rehearsal, table
 
 MODULE = f"{__package__.rpartition('.')[0]}.rehearse"
 OUTPUT_OPTION = "rehearsal.output="
 DEFAULT_OUTPUT = Path("outputs", "rehearsal")
-_WATCH_S = 2.0  # a look at all processes costs some milliseconds
+_WATCH_S = 2.0
 _LOG_TAIL_LINES = 40
 CANNOT_SAY = (
     "Emulated engines do not feel what the machine around them computes. Where engines share their CPUs with clients "
@@ -80,7 +80,7 @@ def _run(overrides: Sequence[str], folder: Path) -> Ended:
     for stale in (metrics.file, folder / "config.yaml"):
         stale.unlink(missing_ok=True)
     started = time.monotonic()
-    log, meter = folder / "train.log", CpuMeter()
+    log = folder / "train.log"
     with RayFolder() as ray:
         command = [
             sys.executable,
@@ -96,12 +96,10 @@ def _run(overrides: Sequence[str], folder: Path) -> Ended:
         with process:
             while process.exit_code is None:
                 process.watch(_WATCH_S)
-                if metrics.read_new() and metrics.trained_steps:
-                    meter.begin()
-                meter.look()
+    metrics.read_new()
     if process.exit_code != 0 or not metrics.trained_steps:
         raise RehearsalFailed(cause_of_failure(log))
-    return Ended(wall_s=time.monotonic() - started, peak_memory_bytes=process.peak_memory_bytes, cpu_share=meter.share)
+    return Ended(wall_s=time.monotonic() - started, peak_memory_bytes=process.peak_memory_bytes)
 
 
 def cause_of_failure(log: Path) -> str:

@@ -21,14 +21,11 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from ...async_dapo import store
 from ...async_dapo.runtime.aio import await_all
-from ...async_dapo.separate.engines import SeparateEngines
-from ...async_dapo.separate.trainer import SeparateTrainer
-from ...async_dapo.training.engine_manager import EngineManager
 from ...async_dapo.training.tracking import CONSOLE, StepLines
 from ...async_dapo.training.trainer import AsyncDAPOTrainer
 from ..plan.costs import TrainingCost
 from .host_actor import HOST_NAME, ServerHandle, start_host
-from .options import CompressedClock, RehearsalOptions, gpus_of, make_clock
+from .options import CompressedClock, RehearsalOptions, make_clock
 from .worker import EmulatedRank
 
 
@@ -175,7 +172,7 @@ class EmulatedTraining(PPOTrainer):
             actor_wg=self.actor_rollout_wg,
             replicas=self.llm_server_manager.get_replicas(),
         )
-        sync.schedule, sync.update_s = self._schedule, self._scenario.weight_update_s
+        sync.schedule, sync.update_s = self._schedule, self._scenario.update_s
         sync.sleep_replicas()
 
     def _time_ranks(self) -> None:
@@ -225,46 +222,10 @@ class EmulatedTraining(PPOTrainer):
         self._spans.write(json.dumps(line) + "\n")
 
 
-class _RecipesLines(AsyncDAPOTrainer):
-    _clock: CompressedClock
+class RehearsedAsyncDAPO(EmulatedTraining, AsyncDAPOTrainer):
+    """This recipe's trainer, rehearsed."""
 
     def _extend(self, tracking: Tracking) -> None:
         """The line a step is in virtual seconds, as the result is."""
         super()._extend(tracking)
         tracking.logger[CONSOLE] = StepLines(self._clock.speedup)
-
-
-class RehearsedAsyncDAPO(EmulatedTraining, _RecipesLines):
-    """`async_dapo.placement=colocated`."""
-
-
-class EmulatedSeparateEngines(SeparateEngines):
-    """Engines on GPUs of their own, which do not die, and weights that take their seconds to leave the trainer."""
-
-    schedule: TrainingSchedule
-    transfer_s: float
-
-    def _watch(self, replica: Any) -> None: ...
-
-    def _leave_weights(self, version: int) -> list[ray.ObjectRef]:
-        self.schedule.spend(self.transfer_s)
-        return []
-
-
-class RehearsedSeparate(EmulatedTraining, _RecipesLines, SeparateTrainer):
-    """`async_dapo.placement=separate`."""
-
-    _engines_class = EmulatedSeparateEngines
-
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
-        self._training_cost = self._training_cost.at(gpus_of(config)[0] / self._scenario.num_gpus, parts=1)
-
-    def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
-        engines = super()._manage_engines(verls)
-        assert isinstance(engines, EmulatedSeparateEngines)
-        engines.schedule, engines.transfer_s = self._schedule, self._scenario.transfer_s
-        return engines
-
-    def _start_engines(self) -> None:
-        """They have been."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from html import escape
 
 from ...async_dapo.record import keys
-from .charts import Chart
-from .contents import charts_of, comparison
 from .headline import headline
 from .health import EVERY_STEPS, RULES, hints, judged
 from .run import Run, after_the_first
@@ -44,10 +42,8 @@ header,main{max-width:1240px;margin:0 auto;padding:0 12px}
 h1{font-size:1.35rem;margin:14px 0 4px}h2{font-size:1.15rem;margin:22px 0 6px}h3{font-size:1rem;margin:14px 0 4px}
 .headline{background:var(--card);border-left:4px solid var(--series-0);padding:8px 12px;margin:8px 0}
 p,li{overflow-wrap:anywhere}
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(340px,100%),1fr));gap:12px}
 figure{margin:0;background:var(--card);padding:10px;border-radius:6px;min-width:0}
 figcaption{font-weight:600}
-figure p{margin:2px 0;font-size:.85rem}
 .chart{display:block;width:100%;height:auto}
 .wide{margin:10px 0}.narrow{display:none}
 @media (max-width:760px){.wide .broad{display:none}.wide .narrow{display:block}}
@@ -73,7 +69,7 @@ class Section:
 
 
 def page(sections: Sequence[Section]) -> str:
-    """The whole document: the first run's charts come first; where there are several, a comparison before them."""
+    """The whole document: runs one after the other; where there are several, a comparison before them."""
     runs = [section.run for section in sections]
     title = "async DAPO: " + ", ".join(run.name for run in runs)
     body = "".join(_body(sections, runs))
@@ -96,7 +92,6 @@ def _body(sections: Sequence[Section], runs: Sequence[Run]) -> Iterator[str]:
     if len(runs) > 1:
         yield '<section id="side-by-side"><h2>Side by side</h2>'
         yield _table("what", [run.name for run in runs], _side_by_side(runs))
-        yield _grid(chart for chart in comparison(runs) if chart.has_data)
         yield "</section>"
     for index, section in enumerate(sections):
         yield from _run(section, f"run{index}")
@@ -112,7 +107,6 @@ def _run(section: Section, prefix: str) -> Iterator[str]:
         yield "".join(_causes(run))
         yield "".join(_ledger(run))
     yield section.engines
-    yield _grid(charts_of(run, prefix))
     yield "</section>"
 
 
@@ -187,19 +181,6 @@ def _side_by_side(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         row("accuracy, first", [points[0][1] if points else None for points in accuracies]),
         row("accuracy, last", [points[-1][1] if points else None for points in accuracies]),
     ]
-
-
-def _grid(charts: Iterator[Chart]) -> str:
-    return f'<div class="grid">{"".join(map(_card, charts))}</div>'
-
-
-def _card(chart: Chart) -> str:
-    header, rows = chart.rows()
-    table = _table(header[0], header[1:], [(row[0], row[1:]) for row in rows])
-    return (
-        f'<figure id="{chart.name}"><figcaption>{escape(chart.title)}</figcaption>{chart.svg()}'
-        f"<p>{escape(chart.note)}</p><details><summary>figures</summary>{table}</details></figure>"
-    )
 
 
 def _table(corner: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:

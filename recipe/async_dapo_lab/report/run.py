@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -15,7 +15,6 @@ from ...async_dapo.record.run_files import RUN_FILE, STEPS_FILE
 from ...async_dapo.record.run_record import RunDescription, StepRecord, all_causes, read_steps
 
 VERL_FILE = "metrics.jsonl"  # of verl's file logger, where the quick start and the benchmarks put it
-Point = tuple[float, float]
 T = TypeVar("T")
 
 
@@ -108,10 +107,6 @@ class Run(StepMetrics):
     def total(self, key: str) -> float:
         return sum(value for _, value in self.series(key))
 
-    def accuracy_over_time(self) -> list[Point]:
-        """By hours since training began."""
-        return [(self.time_s[step] / 3600, value) for step, value in self.accuracy()]
-
     def ledger(self) -> dict[str, int]:
         """At the end, in prompt groups; empty for a run of verl alone."""
         values = {term: self.last(keys.LEDGER + term) for term in keys.LEDGER_TERMS}
@@ -131,22 +126,6 @@ class Run(StepMetrics):
 def after_the_first(of_steps: Sequence[T]) -> Sequence[T]:
     """What counts for means and medians of a run: the first step compiles and warms up."""
     return of_steps[1:] or of_steps
-
-
-def phases(values: dict[str, float]) -> Iterator[tuple[str, float]]:
-    """What a step's seconds went to; they add up to the step."""
-    rest_s = values[keys.STEP_S]
-    for name, parts in (
-        ("rollout", (keys.ROLLOUT_S,)),
-        ("log-probs", keys.LOG_PROB_PARTS),
-        ("training", keys.TRAIN_PARTS),
-        ("weights", (keys.WEIGHTS_S,)),
-        ("checkpoint", (keys.SAVE_S,)),
-    ):
-        spent_s = sum(values[part] for part in parts if part in values)
-        rest_s -= spent_s
-        yield name, spent_s
-    yield "other", max(0.0, rest_s)
 
 
 def _description(folder: Path, by_step: dict[int, dict[str, float]]) -> RunDescription:
