@@ -15,7 +15,7 @@ SUPPORT: tuple[tuple[str, str, str, str], ...] = (
     ("Model", "mixture of experts: gpt-oss", BY_HAND, "0.010 to 0.029, engine in bf16"),
     ("Model", "linear attention: Qwen3.5", BY_HAND, "0.002, engine in bf16"),
     ("Model", "linear attention: Qwen3-Next", BY_HAND, "0.010 to 0.029, engine in bf16"),
-    ("Model", "pictures: Qwen2.5-VL, Qwen3-VL", END_TO_END, _MODELS),
+    ("Model", "pictures: Qwen2.5-VL (separate engines, too), Qwen3-VL", END_TO_END, _MODELS),
     ("Training engine", "FSDP2", END_TO_END, _QUICK),
     ("Training engine", "FSDP1, Megatron, VeOmni", READ, _ENGINES),
     ("Training engine", "TorchTitan and others", REFUSED, "model_engine=torchtitan"),

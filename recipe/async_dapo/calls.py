@@ -348,9 +348,11 @@ async def make_recorded(
     """As `recorded`, with a name and arguments of its own; outside of a trajectory the call is simply made."""
     recorder = current_recorder.get()
     if recorder is None or recorder.runner is None:
-        return await value_of(make())
+        return await value_of(make)
     return await recorder.runner.run(recorder, name, arguments, make, policy=policy)
 
 
-async def value_of(result: Any) -> Any:
+async def value_of(make: Callable[[], Any]) -> Any:
+    """What it returns, awaited if need be."""
+    result = make()
     return await result if inspect.isawaitable(result) else result

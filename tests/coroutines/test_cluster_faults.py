@@ -10,7 +10,7 @@ from recipe.async_dapo.config.values import ConfigError, OnRewardError, RolloutS
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.rollout.manager import RolloutError
-from recipe.async_dapo.rollout.reward_processes import RewardProcessKilled
+from recipe.async_dapo.rollout.reward_isolation import RewardProcessKilled
 
 from ..support.scripted_reward import reward_options
 from ..support.simulated_cluster import Cluster

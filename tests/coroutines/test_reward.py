@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import math
 import pickle
 from datetime import datetime
@@ -24,8 +23,8 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from recipe.async_dapo.config.options import REWARD_IMPORT_LIMIT_S
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import Verdict
-from recipe.async_dapo.rollout.reward import RewardFailed, RewardScorer, _tell_renamed
-from recipe.async_dapo.rollout.reward_process import answer
+from recipe.async_dapo.rollout.reward import RewardFailed, RewardScorer
+from recipe.async_dapo.rollout.reward_process import answer_of
 from recipe.async_dapo.store import rows_of
 from recipe.async_dapo.training.metrics import fields_to_average
 
@@ -35,6 +34,17 @@ from ..support.scripted_reward import reward_options
 from ..support.simulation import now_s, simulate
 
 TIMEOUT_S = 60.0
+
+
+class Direct:
+    """Makes a call, and records nothing."""
+
+    @staticmethod
+    async def run(recorder: Any, name: str, arguments: Any, make: Any, *, is_judged: bool) -> Any:
+        return await make()
+
+
+RECORDER: Any = SimpleNamespace(runner=Direct)
 UNREACHABLE = ActorUnavailableError("its worker cannot be reached", None)
 
 
@@ -52,7 +62,7 @@ def scorer(reward: Any, *, metric: str | None = "acc", max_retries: int = 0, pro
 
 def test_given_a_score_then_every_output_of_the_trajectory_has_it() -> None:
     outputs = [output(), output(), output()]
-    simulate(scorer(ScriptedReward(0.5)).score(outputs, {}))
+    simulate(scorer(ScriptedReward(0.5)).score(outputs, {}, RECORDER))
     assert [scored.reward_score for scored in outputs] == [0.5] * 3
     assert [scorer(None).metric_of(scored) for scored in outputs] == [0.5] * 3
 
@@ -76,7 +86,7 @@ def test_given_a_reward_that_fails_for_good_then_it_is_tried_as_often_as_allowed
         reward = ScriptedReward(attempt)
         failing = scorer(reward, max_retries=max_retries)
         with pytest.raises(RewardFailed) as failed:
-            simulate(failing.score([output()], {}))
+            simulate(failing.score([output()], {}, RECORDER))
         assert failed.value.reason == reason
         assert reward.calls == 1 + max_retries
 
@@ -87,19 +97,19 @@ def test_given_a_metric_that_is_no_number_then_the_reward_is_not_finite() -> Non
         outputs[-1].extra_fields["reward_extra_info"] = {"acc": None}
 
     with pytest.raises(RewardFailed, match="reward_not_finite"):
-        simulate(scorer(bad_metric).score([output()], {}))
+        simulate(scorer(bad_metric).score([output()], {}, RECORDER))
 
 
 async def test_given_a_reward_that_fails_once_when_retried_then_the_second_score_counts() -> None:
     for first in (ValueError("broken"), math.nan):
         scored, reward = output(), ScriptedReward(first, 0.25)
-        await scorer(reward, max_retries=1).score([scored], {})
+        await scorer(reward, max_retries=1).score([scored], {}, RECORDER)
         assert (scored.reward_score, reward.calls) == (0.25, 2)
 
 
 async def test_given_a_reward_that_hangs_without_a_process_of_ours_then_each_attempt_ends_at_its_time_limit() -> None:
     with pytest.raises(RewardFailed, match="reward_timeout"):
-        await scorer(ScriptedReward(takes_s=10**6), max_retries=2, processes=0).score([output()], {})
+        await scorer(ScriptedReward(takes_s=10**6), max_retries=2, processes=0).score([output()], {}, RECORDER)
     assert now_s() == pytest.approx(3 * TIMEOUT_S)
 
 
@@ -114,13 +124,13 @@ async def test_given_a_burst_of_slow_answers_then_those_that_wait_in_line_for_a_
     burst, answers = scorer(compute_score, metric=None), [output() for _ in range(1024)]
     async with asyncio.TaskGroup() as tasks:
         for answer in answers:
-            tasks.create_task(burst.score([answer], {}))
+            tasks.create_task(burst.score([answer], {}, RECORDER))
     assert [answer.reward_score for answer in answers] == [1.0] * 1024
     assert now_s() == 1024
 
 
 async def test_given_a_hanging_reward_when_the_round_stops_then_it_is_a_cancellation_and_not_a_failure() -> None:
-    task = asyncio.create_task(scorer(ScriptedReward(takes_s=10**6), max_retries=2).score([output()], {}))
+    task = asyncio.create_task(scorer(ScriptedReward(takes_s=10**6), max_retries=2).score([output()], {}, RECORDER))
     await asyncio.sleep(TIMEOUT_S - 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -131,30 +141,30 @@ async def test_given_a_hanging_reward_when_the_round_stops_then_it_is_a_cancella
 def test_given_a_metric_the_reward_does_not_return_then_the_configuration_is_blamed_at_once() -> None:
     for reward in (ScriptedReward(metric=None), ScriptedReward(metric="score")):
         with pytest.raises(ConfigError, match=r"algorithm.filter_groups.metric=acc"):
-            simulate(scorer(reward, max_retries=3).score([output()], {}))
+            simulate(scorer(reward, max_retries=3).score([output()], {}, RECORDER))
         assert reward.calls == 1
 
 
 def test_given_no_filter_then_no_metric_is_needed() -> None:
     scored = output()
-    simulate(scorer(ScriptedReward(0.5, metric=None), metric=None).score([scored], {}))
+    simulate(scorer(ScriptedReward(0.5, metric=None), metric=None).score([scored], {}, RECORDER))
     assert scored.reward_score == 0.5
 
 
 def test_given_a_dead_reward_worker_then_it_is_no_bad_answer() -> None:
     with pytest.raises(ActorDiedError):
-        simulate(scorer(ScriptedReward(ActorDiedError()), max_retries=3).score([output()], {}))
+        simulate(scorer(ScriptedReward(ActorDiedError()), max_retries=3).score([output()], {}, RECORDER))
 
 
 def test_given_a_reward_worker_that_cannot_be_reached_for_a_while_then_no_attempt_is_spent_on_it() -> None:
     scored = output()
-    simulate(scorer(ScriptedReward(*[UNREACHABLE] * 10, 0.5), max_retries=0).score([scored], {}))
+    simulate(scorer(ScriptedReward(*[UNREACHABLE] * 10, 0.5), max_retries=0).score([scored], {}, RECORDER))
     assert scored.reward_score == 0.5
 
 
 async def test_given_a_reward_worker_that_cannot_be_reached_for_good_then_an_attempt_ends_at_its_time_limit() -> None:
     with pytest.raises(RewardFailed, match="reward_timeout: its reward worker cannot be reached for 360"):
-        await scorer(ScriptedReward(UNREACHABLE)).score([output()], {})
+        await scorer(ScriptedReward(UNREACHABLE)).score([output()], {}, RECORDER)
     assert now_s() == pytest.approx(REWARD_IMPORT_LIMIT_S + TIMEOUT_S)
 
 
@@ -166,11 +176,11 @@ def test_given_an_agent_loop_that_scores_itself_then_its_score_counts_and_a_miss
     outputs = [output(), output()]
     outputs[-1].reward_score = 0.75
     if metric is None:
-        simulate(scorer(nothing, metric=None).score(outputs, {}))
+        simulate(scorer(nothing, metric=None).score(outputs, {}, RECORDER))
         assert [scored.reward_score for scored in outputs] == [0.75] * 2
     else:
         with pytest.raises(ConfigError, match=r"filter_groups\.metric=acc: the agent loop returns only \[\]"):
-            simulate(scorer(nothing).score(outputs, {}))
+            simulate(scorer(nothing).score(outputs, {}, RECORDER))
 
 
 async def test_given_an_agent_loop_whose_own_score_is_no_number_then_it_fails_at_once_and_the_function_is_not_asked():
@@ -181,7 +191,7 @@ async def test_given_an_agent_loop_whose_own_score_is_no_number_then_it_fails_at
     scored = output()
     scored.reward_score = math.nan
     with pytest.raises(RewardFailed, match="reward_not_finite: the agent loop returns score=nan"):
-        await scorer(as_verl, metric=None, max_retries=2).score([scored], {})
+        await scorer(as_verl, metric=None, max_retries=2).score([scored], {}, RECORDER)
 
 
 NUMBERS = [
@@ -199,7 +209,7 @@ async def is_stored(held: Any, returned: list[Any], *, by_process: bool) -> Any:
     async def compute_score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
         result = next(left)
         if by_process:
-            status, result = pickle.loads(pickle.dumps(answer(lambda value=result: value, {})))
+            status, result, _ = pickle.loads(pickle.dumps(answer_of(result, "reward.py", "compute_score")))
             assert status == "score"
         outputs[-1].reward_score = result["score"]
         outputs[-1].extra_fields["reward_extra_info"] = dict(result)
@@ -220,7 +230,7 @@ async def test_every_kind_of_number_is_a_score_and_a_metric(number: Any, by_proc
 @pytest.mark.parametrize("score", ["0.5", b"0.5", [0.5], np.array([0.5]), 1e300, 10**400, 1j, {"a": 1}, object()])
 async def test_what_is_no_number_or_too_large_a_one_is_refused_with_the_function_s_name(score: Any) -> None:
     with pytest.raises(RewardFailed, match=r"reward_not_finite: compute_score of reward\.py returns score=") as failed:
-        await scorer(ScriptedReward(score), metric=None).score([output()], {})
+        await scorer(ScriptedReward(score), metric=None).score([output()], {}, RECORDER)
     assert failed.value.cause.summary.endswith("which is no finite number")
 
 
@@ -238,7 +248,7 @@ def endless() -> list[Any]:
     return itself
 
 
-NAMES = st.sampled_from(["acc_", "pred", "reward", "reward_field", "input", "uid", "a/b", "\udc80", 3, None, (1, 2)])
+NAMES = st.sampled_from(["acc_", "pred", "input", "uid", "a/b", "\udc80", 3, None, (1, 2)])
 FIELDS = st.dictionaries(
     NAMES,
     st.recursive(
@@ -268,24 +278,15 @@ def test_whatever_fields_come_beside_the_score_no_group_is_lost_and_validation_c
     rows = simulate(is_stored(group(), returned, by_process=by_process))
     infos = [row["reward_extra_info"] for row in rows.get("extra_fields").tolist()]
     json.dumps(infos, ensure_ascii=False).encode()  # as verl writes them
-    assert all("reward" not in info for info in infos)
     assert [sorted(info["acc"] for info in infos)] == [[0, 0, 1, 1]]
     names = {name for info in infos for name in info}
     averaged = fields_to_average({name: [info.get(name) for info in infos] for name in names})
     process_validation_metrics(["sums"] * 4, ["a"] * 4, averaged)
 
 
-async def test_a_field_with_verl_s_name_for_the_score_is_renamed_and_told_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    returned = [{"score": k, "acc": k} | ({"reward": -5.0} if k else {}) for k in (0, 0, 1, 1)]
-    _tell_renamed.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        rows = await is_stored(group(), returned, by_process=True)
-    infos = [row["reward_extra_info"] for row in rows.get("extra_fields").tolist()]
-    assert sorted(info.get("reward_field", 0.0) for info in infos) == [-5.0, -5.0, 0.0, 0.0]
-    [told] = [line for line in caplog.messages if "`reward`, verl's name for the score itself" in line]
-    assert told.startswith("compute_score of reward.py returns")
+def test_a_field_with_verl_s_name_for_the_score_fails_the_call() -> None:
+    with pytest.raises(RewardFailed, match=r"^reward_error: compute_score of reward\.py returns `reward`, verl's name"):
+        simulate(scorer(ScriptedReward(metric="reward"), metric=None).score([output()], {}, RECORDER))
 
 
 @pytest.mark.parametrize("extra_info", [None, {}, {"index": 7, "num_turns": 0}])
@@ -298,6 +299,6 @@ async def test_the_reward_function_is_told_the_turns_that_were_taken(extra_info:
 
     scored, sample = output(), {"extra_info": extra_info}
     scored.num_turns = 4
-    await scorer(compute_score, metric=None).score([scored], sample)
+    await scorer(compute_score, metric=None).score([scored], sample, RECORDER)
     assert told == [(extra_info or {}) | {"num_turns": 4}]
     assert sample == {"extra_info": extra_info}, "the prompt stays as it is"

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from recipe.async_dapo.rollout import reward_processes
-from recipe.async_dapo.rollout.reward_processes import (
+from recipe.async_dapo.rollout import reward_isolation
+from recipe.async_dapo.rollout.reward_isolation import (
     RewardFunction,
     RewardNotLoaded,
     RewardProcess,
@@ -53,9 +53,10 @@ class ScriptedProcess:
 class Processes(RewardProcesses):
     """With scripted ones; those that were started."""
 
-    def __init__(self, *, limit: int) -> None:
-        super().__init__(FUNCTION, limit=limit, start=self._begin)  # type: ignore[arg-type]
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, limit: int) -> None:
+        super().__init__(FUNCTION, limit=limit)
         self.started: list[ScriptedProcess] = []
+        monkeypatch.setattr(reward_isolation, "RewardProcess", self._begin)
 
     def _begin(self, function: RewardFunction) -> ScriptedProcess:
         assert function is FUNCTION
@@ -71,8 +72,8 @@ class Processes(RewardProcesses):
 
 
 @pytest.fixture
-def two() -> Iterator[Processes]:
-    processes = Processes(limit=2)
+def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+    processes = Processes(monkeypatch, limit=2)
     yield processes
     processes.close()
 
@@ -80,7 +81,7 @@ def two() -> Iterator[Processes]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No call waits for long before it may start a process."""
-    monkeypatch.setattr(reward_processes, "SLOW_S", 0.01)
+    monkeypatch.setattr(reward_isolation, "SLOW_S", 0.01)
 
 
 def times_out(process: ScriptedProcess) -> Any:
@@ -105,15 +106,15 @@ def test_given_one_call_that_never_returns_then_the_others_have_a_second_process
 
 
 def test_given_quick_calls_then_one_process_does_all_of_them(two: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reward_processes, "SLOW_S", PATIENCE_S)
+    monkeypatch.setattr(reward_isolation, "SLOW_S", PATIENCE_S)
     calls = [two.call() for _ in range(50)]
     assert [call.result(PATIENCE_S) for call in calls] == ["score"] * 50
     assert len(two.started) == 1
 
 
 @pytest.mark.usefixtures("quick")
-def test_given_slow_calls_then_as_many_processes_as_allowed_share_them() -> None:
-    processes, at_once = Processes(limit=3), Barrier(3)
+def test_given_slow_calls_then_as_many_processes_as_allowed_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes, at_once = Processes(monkeypatch, limit=3), Barrier(3)
     calls = [processes.call(lambda _: at_once.wait(PATIENCE_S)) for _ in range(12)]
     assert sorted(call.result(PATIENCE_S) for call in calls) == [0] * 4 + [1] * 4 + [2] * 4
     assert len(processes.started) == 3
@@ -128,16 +129,15 @@ def test_given_a_process_that_ends_between_calls_then_the_next_call_has_another(
 
 
 def test_given_a_process_that_cannot_start_then_each_call_has_the_error_and_none_waits_for_ever() -> None:
-    def cannot(_: RewardFunction) -> Any:
-        raise RewardNotLoaded("no such module")
-
-    processes = RewardProcesses(FUNCTION, limit=2, start=cannot)
+    processes = RewardProcesses(FUNCTION, limit=2)
     calls = [processes.submit({}) for _ in range(5)]
     assert [type(call.exception(PATIENCE_S)) for call in calls] == [RewardNotLoaded] * 5
 
 
-def test_given_a_call_that_runs_when_the_processes_are_closed_then_it_ends_and_the_others_never_begin() -> None:
-    processes, began = Processes(limit=1), Event()
+def test_given_a_call_that_runs_when_the_processes_are_closed_then_it_ends_and_the_others_never_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processes, began = Processes(monkeypatch, limit=1), Event()
 
     def waits(process: ScriptedProcess) -> None:
         began.set()

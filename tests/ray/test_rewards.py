@@ -16,8 +16,12 @@ from tensordict import TensorDict
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.protocol import DataProto
 
-from recipe.async_dapo.rollout.reward_isolation import isolate_reward
-from recipe.async_dapo.rollout.reward_processes import RewardProcessDied, RewardProcessKilled, RewardRaised
+from recipe.async_dapo.rollout.reward_isolation import (
+    RewardProcessDied,
+    RewardProcessKilled,
+    RewardRaised,
+    isolate_reward,
+)
 
 from ..support.composed_runs import compose_run, valid_overrides, write_files
 from ..support.scripted_reward import reward_options

@@ -282,14 +282,14 @@ def test_given_prompts_of_any_length_when_only_a_sample_is_looked_at_then_that_i
     assert re.fullmatch(said, told)
 
 
-def test_given_a_million_rows_when_checked_then_it_takes_seconds_and_little_memory(run, tmp_path):
+def test_given_hundred_thousand_rows_when_checked_then_it_takes_seconds_and_little_memory(run, tmp_path):
     path = tmp_path / "train.parquet"
     table = pa.Table.from_pylist(rows(1000))
     with pq.ParquetWriter(path, table.schema) as writer:
-        for _ in range(1000):
+        for _ in range(100):
             writer.write_table(table)
     before = pa.total_allocated_bytes()
     started = time.process_time()
     check(run(f"data.train_files={path}"))
-    assert time.process_time() - started < 20
+    assert time.process_time() - started < 5
     assert pa.total_allocated_bytes() - before < 1e6

@@ -8,28 +8,31 @@ from recipe.async_dapo.startup.preflight import check_all
 from ..support.composed_runs import refusal, rows, write_parquet
 
 SLEEPS = "import time; time.sleep(30)"
-NO_NUMBER = "which is no number on an empty answer; return a finite number, or a dict with one as `score`"
+NO_NUMBER = "which is no number and has none as `score`; return a finite number, or a dict with one as `score`"
 # (body of the reward function, what the message must contain)
 BAD_REWARDS = [
     ("return {'score': 1.0}", "reward.py returns only ['score']"),
-    ("return {'acc': 1.0}", "compute_score of reward.py returns ['acc'] without `score` on an empty answer; return a"),
-    ("return {'score': None, 'acc': 1.0}", f"compute_score of reward.py returns score=None, {NO_NUMBER}"),
-    ("return {'score': 1.0, 'acc': 'yes'}", "reward.py returns acc='yes', which is no finite number on an empty"),
-    ("return float('nan')", "reward.py returns score=nan, which is no finite number on an empty answer"),
-    ("return 1e300", "reward.py returns score=1e+300, which is no finite number on an empty answer"),
+    ("return {'acc': 1.0}", f"an empty answer failed: compute_score of reward.py returns {{'acc': 1.0}}, {NO_NUMBER}"),
+    (
+        "return {'score': None, 'acc': 1.0}",
+        f"compute_score of reward.py returns {{'score': None, 'acc': 1.0}}, {NO_NUMBER}",
+    ),
+    ("return {'score': 1.0, 'acc': 'yes'}", "reward.py returns acc='yes', which is no finite number"),
+    ("return float('nan')", "reward.py returns score=nan, which is no finite number"),
+    ("return 1e300", "reward.py returns score=1e+300, which is no finite number"),
     ("return '0.5'", f"compute_score of reward.py returns '0.5', {NO_NUMBER}"),
     (
         "return {'score': 1.0, 'acc': 1.0, 'reward': 0.5}",
-        "the reward function returns `reward`, verl's name for the score itself; rename it",
+        "reward.py returns `reward`, verl's name for the score itself; rename it",
     ),
+    ("return None", f"compute_score of reward.py returns None, {NO_NUMBER}"),
     (
-        "return None",
-        "compute_score of reward.py returns None, which is no number on an empty answer; return a finite number",
+        "return solution_str[0]",
+        "an empty answer failed: IndexError('string index out of range') at reward.py:2",
     ),
-    ("return solution_str[0]", "raised IndexError('string index out of range') at reward.py:2 on an empty answer"),
-    ("raise KeyboardInterrupt", "raised KeyboardInterrupt() at reward.py:2 on an empty answer"),
-    ("raise SystemExit(0)", "raised SystemExit(0) at reward.py:2 on an empty answer"),
-    ("import os; os._exit(3)", "process has ended (exit code 3) on an empty answer"),
+    ("raise KeyboardInterrupt", "failed: KeyboardInterrupt() at reward.py:2"),
+    ("raise SystemExit(0)", "failed: SystemExit(0) at reward.py:2"),
+    ("import os; os._exit(3)", "process has ended (exit code 3)"),
     (SLEEPS, "gave no answer within async_dapo.reward.timeout_s=0.3"),
 ]
 
@@ -99,7 +102,7 @@ def test_a_module_with_classes_and_a_pool_that_reads_the_turns_is_accepted_with_
     named = [f"reward.custom_reward_function.path={path}", f"reward.reward_manager.name={manager}"]
     check_all(run(*named, *(["reward.reward_kwargs.max_resp_len=32", *overlong] if manager == "dapo" else [])))
     path.write_text(MODULE.replace("== 2", "== 3"))
-    assert "raised AssertionError() at reward.py:17 on an empty answer" in refusal(run, *named)
+    assert "scoring an empty answer failed: AssertionError() at reward.py:17" in refusal(run, *named)
 
 
 def test_a_group_that_cannot_be_stored_is_refused_with_its_columns(run, monkeypatch):
@@ -146,4 +149,4 @@ def test_given_verls_own_reward_functions_when_a_data_source_has_none_then_it_is
 
     check_all(run(*overrides("math_dapo")))
     refused = refusal(run, *overrides("riddles"))
-    assert refused.startswith("data_source=riddles: the reward function raised NotImplementedError")
+    assert refused.startswith("data_source=riddles: scoring an empty answer failed: NotImplementedError")

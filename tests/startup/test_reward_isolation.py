@@ -7,8 +7,7 @@ import pytest
 
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.rollout import reward_isolation
-from recipe.async_dapo.rollout.reward_isolation import isolate_reward
-from recipe.async_dapo.rollout.reward_processes import NoScore, RewardRaised
+from recipe.async_dapo.rollout.reward_isolation import RewardRaised, isolate_reward
 from recipe.async_dapo.startup.preflight import check_all
 
 from .test_reward import write_reward
@@ -27,13 +26,14 @@ def isolated(config):
     return config.reward.custom_reward_function
 
 
-@pytest.mark.parametrize(("overrides", "name"), [([], "compute_score"), ([REMOTE], "compute_score_blocking")])
-def test_verls_managers_have_a_coroutine_function_but_for_the_one_that_takes_none(run, overrides, name):
+@pytest.mark.parametrize(("overrides", "manager"), [([], "dapo"), ([REMOTE], "naive")])
+def test_verls_managers_have_a_coroutine_function_and_the_one_that_takes_none_is_another(run, overrides, manager):
     config = run(*overrides)
     path = config.reward.custom_reward_function.path
     custom = isolated(config)
-    assert (custom.path, custom.name) == (f"pkg://{reward_isolation.__name__}", name)
+    assert (custom.path, custom.name) == (f"pkg://{reward_isolation.__name__}", "compute_score")
     assert custom.reward_kwargs.isolated.function.path == path
+    assert config.reward.reward_manager.name == manager
 
 
 USERS = "reward.reward_manager.source=importlib"
@@ -48,7 +48,7 @@ NUMBER = "async_dapo.reward.processes=4"
         ("async def", [USERS], "compute_score_here"),
         ("async def", [NUMBER], "compute_score"),
         ("async def", [USERS, NUMBER], "compute_score"),
-        ("async def", [REMOTE], "compute_score_blocking"),
+        ("async def", [REMOTE], "compute_score_here"),
     ],
 )
 def test_a_coroutine_function_stays_in_verls_worker_and_the_users_manager_has_the_kind_it_knows(
@@ -105,6 +105,7 @@ def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_fir
     reward_isolation._processes.close()
 
 
+NO_NUMBER = "which is no number and has none as `score`"
 WAITS = """
 import asyncio
 
@@ -130,7 +131,11 @@ def test_a_coroutine_function_without_a_process_ends_at_its_limit_and_returns_pl
     for answer, error, text in (
         ("waits", TimeoutError, "no answer within 0.1 s"),
         ("interrupts", RewardRaised, "KeyboardInterrupt() at reward.py:9"),
-        ("nothing", NoScore, "compute_score of reward.py returns None, which is no number"),
+        (
+            "nothing",
+            RewardRaised,
+            "compute_score of reward.py returns None, which is no number and has none as `score`",
+        ),
     ):
         with pytest.raises(error) as raised:
             asyncio.run(score(solution_str=answer))

@@ -122,7 +122,10 @@ class CallRunner:
             call.result = await call.pending
             call.pending = None
         if call.result is None:
-            _check_open(recorder, call, is_new)
+            if recorder.rests:  # no call begins after the stop
+                if is_new:
+                    del recorder.trajectory.calls[call.call_id]
+                raise asyncio.CancelledError("stopped before a call")
             if policy is None or not await self._is_settled(recorder, call, policy, is_new=is_new):
                 await self._make(recorder, call, work())
 
@@ -152,7 +155,7 @@ class CallRunner:
         error: str | None = None
         value: Any = None
         try:
-            value = await within(self._timeout_s, _outcome_of(make))
+            value = await within(self._timeout_s, value_of(make))
         except (ConfigError, TrajectoryGivenUp):
             raise
         except LimitReached:
@@ -164,7 +167,7 @@ class CallRunner:
         return _written(call, error, value, seconds=time.monotonic() - started_s)
 
     async def _judged(self, call: Call, make: Callable[[], Any]) -> bytes:
-        return _written(call, None, await value_of(make()))
+        return _written(call, None, await value_of(make))
 
     async def _is_settled(self, recorder: Recorder, call: Call, policy: Policy, *, is_new: bool) -> bool:
         """Whether a call that may have happened need not be made.
@@ -187,7 +190,7 @@ class CallRunner:
 
     async def _is_recovered(self, call: Call, recover: Callable[[], Any]) -> bool:
         try:
-            value = await within(self._timeout_s, _outcome_of(recover))
+            value = await within(self._timeout_s, value_of(recover))
         except LookupError:
             return False
         except LimitReached:
@@ -207,30 +210,6 @@ class CallRunner:
             task.exception()  # what waits for it is told; there may be nothing left that does
 
 
-async def _outcome_of(make: Callable[[], Any]) -> Any:
-    """What the user's function returns.
-
-    Raises:
-        RuntimeError: if it cancels itself: that is no interruption of its trajectory.
-    """
-    try:
-        return await value_of(make())
-    except asyncio.CancelledError as cancelled:
-        task = asyncio.current_task()
-        assert task is not None
-        if task.cancelling():
-            raise
-        raise RuntimeError(f"cancelled from within {cancelled}".rstrip()) from cancelled
-
-
 def _written(call: Call, error: str | None, value: Any, *, seconds: float = 0.0) -> bytes:
     call.result = _encode(to_plain({"error": error, "value": value, "seconds": seconds}, source=AGENT_LOOP))
     return call.result
-
-
-def _check_open(recorder: Recorder, call: Call, is_new: bool) -> None:
-    """No call begins after the stop."""
-    if recorder.rests:
-        if is_new:
-            del recorder.trajectory.calls[call.call_id]
-        raise asyncio.CancelledError("stopped before a call")

@@ -202,7 +202,7 @@ class GroupRollout:
         try:
             outputs = await self._outputs_of(group, recorder)
             self._tell(group.uid, GroupEvent.GENERATED)
-            await self._scorer.score_once(outputs, group.prompt, recorder)
+            await self._scorer.score(outputs, group.prompt, recorder)
         except (RayActorError, EnginesUnavailable, ConfigError, BrokenRecord):
             raise  # a part of the system is gone or broken, or the options are wrong: training ends
         except (RewardFailed, TrajectoryGivenUp) as error:

@@ -19,14 +19,13 @@ from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import Cause, KnownPlaces
 from ..runtime.aio import RECONNECT_S
+from .reward_isolation import RewardProcessDied, RewardProcessKilled, RewardRaised
 from .reward_process import describe, plain, user_traceback
-from .reward_processes import RewardProcessDied, RewardProcessKilled, RewardRaised
 
 logger = logging.getLogger(__name__)
 
 REWARD = "reward"  # names its calls in the journal
 VERLS_FIELD = "reward"  # validation lists scores under it: another field of that name would shift them all
-RENAMED_FIELD = f"{VERLS_FIELD}_field"
 MOST_SCORE = 3.4e38  # the trainer reads scores as float32
 
 ComputeScore = Callable[[list[AgentLoopOutput], dict[str, Any]], Awaitable[None]]
@@ -83,14 +82,22 @@ class RewardScorer:
         killed, self._killed_processes = self._killed_processes, 0
         return killed
 
-    async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
-        """Score the last output, and give the others the same score.
+    async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any], recorder: Recorder) -> None:
+        """Score the last output, and give the others the same score, where verl's trainer reads it, too. What is being
+        scored when a stop interrupts its trajectory is not scored again.
 
         Raises:
             RewardFailed: when every attempt raised, timed out or returned no finite number, or the loop's own score is
                 none: there is one attempt at that.
             ConfigError: when the metric that groups are filtered by is missing.
         """
+        make = functools.partial(self._score, outputs, sample)
+        scored = await recorder.runner.run(recorder, REWARD, {}, make, is_judged=True)
+        for output in outputs:
+            output.reward_score, output.extra_fields["reward_extra_info"] = scored["score"], scored["extra"]
+        outputs[-1].metrics.compute_score = scored["seconds"]
+
+    async def _score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> dict[str, Any]:
         is_own = outputs[-1].reward_score is not None
         source, attempts = ("the agent loop", 1) if is_own else (self._function, 1 + self._options.max_retries)
         sample = sample | {"extra_info": _with_turns(sample.get("extra_info"), outputs[-1].num_turns)}
@@ -98,40 +105,24 @@ class RewardScorer:
             try:
                 async with asyncio.timeout(self._options.call_limit_s) as limit:
                     await self._insist(outputs, sample)
+                return self._checked(outputs[-1], source)
+            except RewardFailed as failed:
+                failure = failed
+                outputs[-1].reward_score = None
             except TimeoutError as error:
-                self._count(error)
+                self._killed_processes += isinstance(error, RewardProcessKilled)
                 detail = f"no answer within {self._options.call_limit_s} s" if limit.expired() else str(error)
                 failure = RewardFailed("reward_timeout", Cause(detail))
+            except ConfigError:
+                raise
             except Exception as error:  # the user's function may raise anything: policy `reward.on_error`
                 if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
                     raise  # a dead reward worker is a dead part of the system, not a bad answer
-                self._count(error)
+                self._killed_processes += isinstance(error, RewardProcessDied)
                 failure = RewardFailed("reward_error", cause_of(error))
-            else:
-                problem = self._take(outputs[-1], source)
-                if problem is None:
-                    _share(outputs)
-                    return
-                failure = RewardFailed("reward_not_finite", Cause(problem))
-                outputs[-1].reward_score = None
             level = logging.WARNING if self._logged.is_new(failure.cause) else logging.DEBUG
             logger.log(level, "attempt %d to score a trajectory failed: %s", attempt + 1, failure)
         raise failure
-
-    async def score_once(self, outputs: list[AgentLoopOutput], sample: dict[str, Any], recorder: Recorder) -> None:
-        """As `score`; what is being scored when a stop interrupts its trajectory is not scored again."""
-
-        async def make() -> dict[str, Any]:
-            await self.score(outputs, sample)
-            last = outputs[-1]
-            extra = last.extra_fields["reward_extra_info"]
-            return {"score": last.reward_score, "extra": extra, "seconds": last.metrics.compute_score}
-
-        scored = await recorder.runner.run(recorder, REWARD, {}, make, is_judged=True)
-        last = outputs[-1]
-        last.reward_score, last.extra_fields["reward_extra_info"] = scored["score"], scored["extra"]
-        last.metrics.compute_score = scored["seconds"]
-        _share(outputs)
 
     async def _insist(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
         """Score; again, if the reward worker cannot be reached: that is no fault of the reward function.
@@ -156,53 +147,32 @@ class RewardScorer:
         assert self._metric is not None, "the filter is off"
         return float(output.extra_fields["reward_extra_info"][self._metric])
 
-    def _count(self, error: Exception) -> None:
-        self._killed_processes += isinstance(error, RewardProcessKilled | RewardProcessDied)
-
-    def _take(self, output: AgentLoopOutput, source: str) -> str | None:
-        """Make score, metric and fields what the rest of the recipe relies on; returns what is wrong with the numbers.
+    def _checked(self, output: AgentLoopOutput, source: str) -> dict[str, Any]:
+        """Score and fields as the rest of the recipe relies on them.
 
         Raises:
             ConfigError: if the metric is missing.
+            RewardFailed: if score or metric is no finite number, or a field has verl's name for the score.
         """
         returned = plain(output.extra_fields.get("reward_extra_info"))  # absent if the agent loop scored itself
         fields = returned if isinstance(returned, dict) else {} if returned is None else {"returned": returned}
-        if VERLS_FIELD in fields:
-            fields[RENAMED_FIELD] = fields.pop(VERLS_FIELD)
-            _tell_renamed(source)
-        if self._metric is not None and self._metric not in fields:
-            raise metric_missing(self._metric, fields, source)
-        output.extra_fields["reward_extra_info"] = fields
         score = plain(output.reward_score)
-        for name, value in [("score", score), *((name, fields[name]) for name in [self._metric] if name is not None)]:
+        numbers = [("score", score)]
+        if VERLS_FIELD in fields:
+            what = f"{source} returns `{VERLS_FIELD}`, verl's name for the score itself; rename it"
+            raise RewardFailed("reward_error", Cause(what))
+        if self._metric is not None:
+            if self._metric not in fields:
+                what = f"{source} returns only {sorted(fields)}; return this key too, or choose one of those"
+                raise ConfigError("algorithm.filter_groups.metric", self._metric, what)
+            numbers.append((self._metric, fields[self._metric]))
+        for name, value in numbers:
             if not isinstance(value, int | float) or not abs(value) <= MOST_SCORE:
-                return f"{source} returns {name}={value!r}, which is no finite number"
-        output.reward_score = float(score)
-        return None
-
-
-def _share(outputs: list[AgentLoopOutput]) -> None:
-    """Give the last output's score to the others, where verl's trainer reads it, too."""
-    last = outputs[-1]
-    for output in outputs[:-1]:
-        output.reward_score = last.reward_score
-        output.extra_fields["reward_extra_info"] = last.extra_fields["reward_extra_info"]
+                what = f"{source} returns {name}={value!r}, which is no finite number"
+                raise RewardFailed("reward_not_finite", Cause(what))
+        return {"score": float(score), "extra": fields, "seconds": output.metrics.compute_score}
 
 
 def _with_turns(extra_info: Any, turns: int) -> Any:
     """With the turns of the trajectory, which only some of verl's reward managers add."""
     return (extra_info or {}) | {"num_turns": turns} if isinstance(extra_info, dict | None) else extra_info
-
-
-@functools.cache  # once in a process
-def _tell_renamed(source: str) -> None:
-    what = f"{source} returns `{VERLS_FIELD}`, verl's name for the score itself"
-    logger.warning("%s; it is recorded as `%s`: rename it", what, RENAMED_FIELD)
-
-
-def metric_missing(metric: str, returned: dict[str, Any], source: str) -> ConfigError:
-    return ConfigError(
-        "algorithm.filter_groups.metric",
-        metric,
-        f"{source} returns only {sorted(returned)}; return this key too, or choose one of those",
-    )

@@ -1,10 +1,10 @@
 """What runs in a reward process: loads the reward function, and answers calls until its reward worker is gone.
 
-Started as a file of its own by `reward_processes`, and imports the standard library only: one that ran for too long is
+Started as a file of its own by `reward_isolation`, and imports the standard library only: one that ran for too long is
 replaced in 0.1 s plus what the reward function's module takes to import.
 
     reward worker --sys.path, function, arguments...--> process
-                  <--how it loaded, (status, content)...--
+                  <--what kept it from loading, answers...--
 
 A call runs on the main thread, one at a time; a coroutine function's on an event loop there. What it returns becomes
 plain data here, where its types are known: no other process has to import the user's module.
@@ -18,11 +18,12 @@ import inspect
 import os
 import pickle
 import re
+import socket
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ NOT_THE_USERS = (
     *(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
 
-Answer = tuple[str, Any]  # status `score`, `no_score`, `raised` or `timeout`; the score, or what went wrong
+Answer = tuple[str, Any, str]  # `score`, `raised` or `timeout`; the result, or what went wrong; the traceback
 
 
 def end_with_reward_worker(lifeline: int) -> None:
@@ -60,11 +61,7 @@ def load(path: str, name: str) -> Callable[..., Any]:
         if spec is None or spec.loader is None:
             raise ImportError(f"not a Python file: {file}")
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look there
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[spec.name]
-            raise
+        spec.loader.exec_module(module)
     return getattr(module, name)
 
 
@@ -123,65 +120,49 @@ def plain(value: Any, depth: int = 0) -> Any:
         return f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 
-def score_problem(result: Any) -> str | None:
-    """What is wrong with a plain result, of which verl's reward managers take the score; None if it has one."""
-    if not isinstance(result, dict):
-        return None if isinstance(result, int | float) else f"returns {result!r}, which is no number"
-    if "score" not in result:
-        return f"returns {sorted(result)} without `score`"
-    return (
-        None if isinstance(result["score"], int | float) else f"returns score={result['score']!r}, which is no number"
-    )
-
-
-def answer_of(result: Any) -> Answer:
-    """What a call has returned."""
+def answer_of(result: Any, path: str, name: str) -> Answer:
+    """What a call of that function has returned; verl's reward managers take the score of it."""
     content = plain(result)
-    problem = score_problem(content)
-    return ("score", content) if problem is None else ("no_score", problem)
+    score = content.get("score") if isinstance(content, dict) else content
+    if isinstance(score, int | float):
+        return "score", content, ""
+    what = f"{content!r:.{MOST_CHARS}}, which is no number and has none as `score`"
+    return "raised", f"{name} of {shown_name(path)} returns {what}", ""
 
 
 def failed(error: BaseException) -> Answer:
     """A reward may raise anything, also what would end this process: it is an answer like others."""
-    if isinstance(error, TimeoutError):
-        return "timeout", describe(error)
-    return "raised", (describe(error), user_traceback(error))
+    return "timeout" if isinstance(error, TimeoutError) else "raised", describe(error), user_traceback(error)
 
 
-def answer(function: Callable[..., Any], arguments: dict[str, Any]) -> Answer:
-    try:
-        return answer_of(function(**arguments))
-    except BaseException as error:
-        return failed(error)
-
-
-def receive(connection: Connection) -> Any:
-    try:
-        return pickle.loads(connection.recv_bytes())
-    except EOFError:
-        os._exit(0)  # the reward worker is gone
-
-
-def main(connection: Connection) -> None:
+def main(connection: socket.socket) -> None:
     end_with_reward_worker(lifeline=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.path[:] = receive(connection)
-    path, name, constants = receive(connection)
+    stream = connection.makefile("rwb")
+
+    def send(message: Any) -> None:
+        pickle.dump(message, stream)
+        stream.flush()
+
+    sys.path[:] = pickle.load(stream)
+    path, name, constants = pickle.load(stream)
     try:
         loaded = load(path, name)
     except BaseException as error:
-        connection.send_bytes(pickle.dumps(("failed", describe(error))))
+        send(describe(error))
         return
-    connection.send_bytes(pickle.dumps(("ready", "")))
+    send(None)
     run = asyncio.Runner().run
-
-    def function(**arguments: Any) -> Any:
-        result = loaded(**arguments | constants)
-        return run(result) if inspect.iscoroutine(result) else result
-
     while True:
-        connection.send_bytes(pickle.dumps(answer(function, receive(connection))))
+        arguments = pickle.load(stream)
+        try:
+            result = loaded(**arguments | constants)
+            answer = answer_of(run(result) if inspect.iscoroutine(result) else result, path, name)
+        except BaseException as error:
+            answer = failed(error)
+        send(answer)
 
 
 if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])))
+    with suppress(EOFError, ConnectionError):  # the reward worker is gone
+        main(socket.socket(fileno=int(sys.argv[1])))

@@ -8,7 +8,6 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
-from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -20,7 +19,7 @@ from .call_runner import CallRunner
 from .manager import make_group
 from .packed_output import PackedOutput
 from .reward import RewardScorer, ScoringWorker
-from .reward_isolation import MANAGERS_OF_PLAIN_FUNCTIONS
+from .reward_isolation import replace_remote
 
 TURNS = 2  # of a prompt and one answer, as verl counts
 MOST_TOK = 256
@@ -29,8 +28,7 @@ ComputeScore = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 class TrialGroups:
-    """Scores and stores groups as a run does, with one of verl's reward managers in this process. In place of `remote`,
-    which starts Ray actors, it is `naive`, which calls the function with the same arguments.
+    """Scores and stores groups as a run does, with the run's reward manager in this process.
 
     Args:
         compute_score: awaits the reward function's result, given its arguments.
@@ -40,9 +38,6 @@ class TrialGroups:
     def __init__(
         self, config: DictConfig, tokenizer: Any, compute_score: ComputeScore, options: AsyncDAPOConfig
     ) -> None:
-        is_plain = config.reward.reward_manager.name in MANAGERS_OF_PLAIN_FUNCTIONS
-        manager_cls = NaiveRewardManager if is_plain else resolve_reward_manager_cls(config)
-
         async def call(**arguments: Any) -> Any:
             try:
                 return await compute_score(arguments)
@@ -50,7 +45,9 @@ class TrialGroups:
                 self._errors.append(error)
                 raise
 
-        manager = manager_cls(config=config, tokenizer=tokenizer, compute_score=call)
+        config = copy.deepcopy(config)
+        replace_remote(config)
+        manager = resolve_reward_manager_cls(config)(config=config, tokenizer=tokenizer, compute_score=call)
         self._tokenizer = tokenizer
         self._errors: list[Exception] = []  # of the function, in the newest trial
         self._scorer = RewardScorer(_scoring_worker(manager)._compute_score, options=options)
@@ -89,7 +86,7 @@ class TrialGroups:
         )
         self._errors.clear()
         try:
-            await self._scorer.score_once([output], group.prompt, recorder)
+            await self._scorer.score([output], group.prompt, recorder)
         finally:
             if self._errors:
                 raise self._errors[0]

@@ -45,11 +45,16 @@ async def within(limit_s: float, awaitable: Awaitable[T]) -> T:
 
     Raises:
         LimitReached: if it takes longer.
+        RuntimeError: if it cancels itself: that is no interruption of what awaits it.
     """
-    limit = asyncio.timeout(limit_s)
+    limit, task = asyncio.timeout(limit_s), asyncio.current_task()
     try:
         async with limit:
             return await awaitable
+    except asyncio.CancelledError as cancelled:
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError(f"cancelled from within {cancelled}".rstrip()) from cancelled
     except Exception as error:  # whatever it made of being cancelled
         if limit.expired():
             raise LimitReached from error

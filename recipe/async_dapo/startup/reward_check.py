@@ -8,8 +8,7 @@ from omegaconf import DictConfig
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, refused
-from ..rollout.reward_isolation import function_of
-from ..rollout.reward_processes import NoScore, RewardNotLoaded, RewardProcessDied, RewardProcesses, RewardRaised
+from ..rollout.reward_isolation import RewardNotLoaded, RewardProcesses, function_of
 from .model_check import load_by_verl
 
 MAX_SOURCES = 64
@@ -40,7 +39,6 @@ def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[s
 
 
 async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> None:
-    from ..rollout.reward import RENAMED_FIELD, VERLS_FIELD
     from ..rollout.trial_group import TrialGroups
 
     custom = config.reward.custom_reward_function
@@ -68,11 +66,6 @@ async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[d
                     raise
                 except Exception as error:
                     raise ConfigError(key, value, _problem(error, what, options.reward.timeout_s)) from error
-                if RENAMED_FIELD in trajectory.outputs[-1].rest.extra_fields["reward_extra_info"]:
-                    problem = (
-                        f"the reward function returns `{VERLS_FIELD}`, verl's name for the score itself; rename it"
-                    )
-                    raise ConfigError(key, value, problem)
             try:
                 trials.store(group)
             except Exception as error:  # of verl's containers, for a column that they do not hold
@@ -91,8 +84,4 @@ def _problem(error: Exception, what: str, timeout_s: float) -> str:
             return f"cannot load it: {error}; correct the path, the name or the module"
         case TimeoutError():
             return f"gave no answer within async_dapo.reward.timeout_s={timeout_s}; make it faster, or raise that"
-        case RewardRaised() if not isinstance(error, NoScore):
-            return f"the reward function raised {error} on {what}; make it return a score"
-        case RewardProcessDied():
-            return f"the reward function {error} on {what}; make it return a score"
-    return f"{error} on {what}; return a finite number, or a dict with one as `score`"
+    return f"scoring {what} failed: {error}; return a finite number, or a dict with one as `score`"
