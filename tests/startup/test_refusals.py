@@ -113,6 +113,8 @@ vllm.speculative_config={method:suffix} -arctic_inference -> ngram
 ngram vllm.speculative_config.rejection_sample_method=synthetic -> vllm.speculative_config.rejection_sample_method=x
 vllm.speculative_config={model:a/head} -> rollout.load_format=auto
 head -> model.mtp.enable_rollout=False
+vllm.speculative_config={method:deepseek_mtp} rollout.load_format=auto -> vllm.speculative_config.draft_load_config={}
+async_dapo.drafts=mtp rollout.quantization=fp8 -> rollout.quantization=null
 ngram vllm.logits_processors=[a.Processor] -> vllm.logits_processors=null
 rollout.quantization=fp8 none -> decoupled
 vllm.quantization=fp8 bypass -> decoupled
@@ -216,6 +218,7 @@ actor.loss_agg_mode=mean -> verl=validate_config: verl refuses these options: .*
 actor.ppo_micro_batch_size_per_gpu=null -> verl=validate_config: verl refuses .*Please set at least one of
 megatron actor.megatron.tensor_model_parallel_size=3 -> verl=validate_config: .*n_gpus \\(2\\) must be divisible by
 ++rollout.temprature=0.7 -> verl=actor_rollout_ref.rollout: verl refuses .* unexpected keyword argument 'temprature'
+async_dapo.max_tokens_per_round=16 async_dapo.max_staleness=0 -> : async_dapo.rollout_strategy=partial with .*=0 cannot
 custom_reward_function.path=a.py -> : must be null: verl's V1 trainer does not read .* set its successor under `reward`
 trainer.resume_mode=resume_path -> trainer.resume_from_path=None: is a checkpoint folder with
 separate rollout.nnodes=0 -> .*rollout.nnodes=0: are the nodes of engines with
@@ -315,6 +318,7 @@ def test_an_option_that_another_one_shadows_must_agree_with_it(run):
     ("overrides", "known"),
     [
         ("", {"continues"}),
+        ("async_dapo.max_staleness=0", set()),  # an interrupted request starts anew
         ("head", {"continues", "drafts"}),  # it refuses stop strings
         ("ngram", {"continues", "drafts"}),
         ("stale_kv", set()),

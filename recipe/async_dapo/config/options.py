@@ -139,9 +139,10 @@ TOGETHER = (
     Rule("async_dapo.selection.by", lambda it: it.selection.records and it.filter.metric is None,
          "a history counts by the filter's metric; set algorithm.filter_groups.enable=True, or by=uniform"),
     Rule("async_dapo.max_tokens_per_round",
-         lambda it: it.max_tokens_per_round is not None and it.rollout_strategy is not RolloutStrategy.PARTIAL,
-         "async_dapo.rollout_strategy={it.rollout_strategy} cannot set a trajectory aside; choose partial, or leave it "
-         "null"),
+         lambda it: it.max_tokens_per_round is not None
+         and (it.rollout_strategy is not RolloutStrategy.PARTIAL or not it.keeps_tokens),
+         "async_dapo.rollout_strategy={it.rollout_strategy} with async_dapo.max_staleness={it.max_staleness} cannot set "
+         "a trajectory aside; choose partial with max_staleness=1 or more, or leave it null"),
     Rule("async_dapo.rollout_strategy",
          lambda it: it.is_separate and it.rollout_strategy is RolloutStrategy.DISCARD,
          _SEPARATE + "would throw tokens away, and no step stops the engines; choose another strategy"),
@@ -248,7 +249,8 @@ class AsyncDAPOConfig:
     @property
     def drains(self) -> bool:
         """Whether a round ends by awaiting what runs, rather than by interrupting it."""
-        return self.stop_rule is StopRuleName.DRAIN or self.rollout_strategy is RolloutStrategy.CONSISTENT
+        is_consistent = self.rollout_strategy is RolloutStrategy.CONSISTENT and self.keeps_tokens
+        return self.stop_rule is StopRuleName.DRAIN or is_consistent
 
     @property
     def keeps_tokens(self) -> bool:

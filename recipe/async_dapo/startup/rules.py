@@ -432,6 +432,16 @@ RULES: tuple[Rule, ...] = (
          lambda it: not it.options.drafts and own_head_drafts(it.rollout) and it.model_engine != "megatron",
          "the trainer has no such head to bring to engines; set False, and async_dapo.drafts=mtp, which keeps the "
          "checkpoint's"),
+    Rule(_VLLM + "speculative_config.method",  # vLLM reads deepseek_mtp and its like as mtp
+         lambda it: str(it.drafts_by).endswith("mtp")
+         and it.own_drafts.config.get("draft_load_config") is None
+         and not (it.model_engine == "megatron" and it.model.mtp.enable),
+         "the trainer has no such head to bring to engines, and its other weights would go there; leave "
+         "speculative_config out, and set async_dapo.drafts=mtp, which keeps the checkpoint's"),
+    Rule(_ROLLOUT + "quantization",
+         lambda it: it.options.drafts is Drafts.MTP and it.rollout.quantization == "fp8",
+         "the checkpoint's head comes in bf16, into FP8 blocks without scales; leave it out, or set "
+         "async_dapo.drafts=suffix"),
     Rule(_VLLM + "logits_processors", lambda it: it.vllm.get("logits_processors")
          and (it.own_drafts or it.options.drafts or own_head_drafts(it.rollout)),
          "vLLM refuses them where it verifies drafts; leave them out"),

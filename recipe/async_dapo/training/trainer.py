@@ -170,10 +170,11 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def get_llm_client(self) -> LLMServerClient:
         rollout = self.config.actor_rollout_ref.rollout
+        is_partial = self.options.rollout_strategy is RolloutStrategy.PARTIAL and self.options.keeps_tokens
         return self.llm_server_manager.get_client(
             client_cls=AsyncDAPOLLMClient,
             cleanup_timeout_s=self.options.stop_timeout_s,
-            continues=self.options.rollout_strategy is RolloutStrategy.PARTIAL or self.options.host_kv_gib is not None,
+            continues=is_partial or self.options.host_kv_gib is not None,
             has_old_kv=self.options.host_kv_gib is not None,
             drafts=SpeculativeConfig.of(rollout.engine_kwargs.vllm) is not None or own_head_drafts(rollout),
             **self._client_options(),
