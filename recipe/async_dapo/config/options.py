@@ -141,8 +141,8 @@ TOGETHER = (
     Rule("async_dapo.max_tokens_per_round",
          lambda it: it.max_tokens_per_round is not None
          and (it.rollout_strategy is not RolloutStrategy.PARTIAL or not it.keeps_tokens),
-         "async_dapo.rollout_strategy={it.rollout_strategy} with async_dapo.max_staleness={it.max_staleness} cannot set "
-         "a trajectory aside; choose partial with max_staleness=1 or more, or leave it null"),
+         "async_dapo.rollout_strategy={it.rollout_strategy} with async_dapo.max_staleness={it.max_staleness} cannot "
+         "set a trajectory aside; choose partial with max_staleness=1 or more, or leave it null"),
     Rule("async_dapo.rollout_strategy",
          lambda it: it.is_separate and it.rollout_strategy is RolloutStrategy.DISCARD,
          _SEPARATE + "would throw tokens away, and no step stops the engines; choose another strategy"),
