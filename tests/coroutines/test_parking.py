@@ -3,7 +3,6 @@
 import asyncio
 import pickle
 from array import array
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,6 @@ from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Segment, 
 from recipe.async_dapo.rollout import parking
 from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 
-from ..support.fake_handle import FakeHandle
 from ..support.object_store import StoredObject
 from ..support.simulated_options import options
 from ..support.simulated_worker import Task
@@ -114,33 +112,8 @@ def test_given_a_worker_that_died_when_the_tokens_that_it_kept_are_wanted_then_i
         asyncio.run(parking.unpark(parking.ticket_of(group)))
 
 
-class WorkerOf:
-    """A worker as far as it parks what was interrupted there."""
-
-    def __init__(self, groups: list[PromptGroup]) -> None:
-        self.whole = {group.uid: group for group in groups}
-
-    async def tokens_of(self, uids: list[str]) -> list[PromptGroup] | PromptGroup:
-        groups = [self.whole.pop(uid) for uid in uids]
-        return groups if len(groups) > 1 else groups[0]
-
-
-@pytest.mark.parametrize("count", [1, 2, parking.GROUPS_A_CALL + 1])
-async def test_given_counts_of_a_worker_when_its_groups_are_parked_then_each_reference_is_that_of_its_group(
-    count,
-) -> None:
-    groups = [replace(interrupted_group(), uid=f"group-{k}") for k in range(count)]
-    fresh = PromptGroup(uid="fresh", prompt={}, drawn_at_step=1, trajectories=[Trajectory(session_id=0)])
-    expected = [replace(interrupted_group(), uid=group.uid) for group in groups]
-    worker = FakeHandle(WorkerOf([group.take_tokens() for group in groups]))
-    parking.park_interrupted(worker, [*groups, fresh])
-    for group, whole in zip(groups, expected, strict=True):
-        assert group.generated_tok == whole.generated_tok and await parking.unpark(parking.ticket_of(group)) == whole
-    assert fresh.parked is None and not worker.target.whole
-
-
 def test_given_workers_that_park_slowly_when_a_round_ends_then_only_those_wait_who_want_the_tokens(start) -> None:
-    slow = {"tokens_of": 50.0}
+    slow = {"park": 50.0}
     cluster = start(
         options(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED),
         task=Task(length_of=lambda prompt_ids: 5 + 40 * (prompt_ids[0] % 2)),
@@ -160,7 +133,7 @@ def test_given_workers_that_park_slowly_when_a_round_ends_then_only_those_wait_w
 
 
 def test_given_a_worker_that_dies_while_it_parks_then_its_groups_are_not_lost_silently(start) -> None:
-    slow = {"tokens_of": 50.0}
+    slow = {"park": 50.0}
     cluster = start(
         options(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED, num_workers=1),
         task=Task(length_of=lambda prompt_ids: 5 + 40 * (prompt_ids[0] % 2)),

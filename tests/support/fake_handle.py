@@ -4,7 +4,7 @@ import asyncio
 import copy
 import traceback
 from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
@@ -28,16 +28,6 @@ class RemoteCall(Awaitable[Any]):
     @property
     def is_done(self) -> bool:
         return self._task.done()
-
-    def part(self, index: int, *, of: int) -> "RemoteCall":
-        """One of several results."""
-
-        async def result() -> Any:
-            results = await self
-            assert len(results) == of
-            return results[index]
-
-        return RemoteCall(self._task.get_loop().create_task(result(), name=self._task.get_name()))
 
     async def _result(self) -> Any:
         await asyncio.wait([self._task])
@@ -140,12 +130,6 @@ class FakeHandle:
 class _Method:
     handle: FakeHandle
     name: str
-    num_returns: int = 1
 
-    def options(self, *, num_returns: int) -> "_Method":
-        return replace(self, num_returns=num_returns)
-
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """A `RemoteCall`, or one for each of several results."""
-        call = self.handle.call(self.name, args, kwargs)
-        return call if self.num_returns == 1 else [call.part(k, of=self.num_returns) for k in range(self.num_returns)]
+    def remote(self, *args: Any, **kwargs: Any) -> RemoteCall:
+        return self.handle.call(self.name, args, kwargs)

@@ -2,18 +2,22 @@
 
     worker --counts--> trainer's pool: counts and references
        |                      |
-       +--tokens_of--> object store         (while the trainer trains)
+       +----park----> object store          (while the trainer trains)
        ^                  |   |
        +------unpark------+   +--> ticket   (through the coordinator: references, no tokens)
 
 The pool decides by counts. What it changes of a parked group, the ages and what it takes out of the engines, is told
-beside the reference. A reference is there before the tokens are: only those who want the tokens wait for them.
+beside the reference. Who wants a reference waits until its worker has parked all that was interrupted there.
 """
 
+import asyncio
 import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import ray
+from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError
 
@@ -22,7 +26,6 @@ from ..core.trajectory import PromptGroup
 from .pictures import has_pictures
 
 FETCH_TIMEOUT_S = 300.0  # of one group, some megabytes at most
-GROUPS_A_CALL = 16  # A worker lets go of its own copies of these when all of them are parked.
 
 
 class TokensLost(RuntimeError):
@@ -35,20 +38,74 @@ def park(group: PromptGroup) -> None:
         group.parked = ray.put(group.take_tokens())
 
 
+async def park_all(groups: list[PromptGroup]) -> list[ObjectRef]:
+    """Put groups into the object store of this node, and let go of them; the event loop goes on between two of them."""
+    places = []
+    while groups:
+        places.append(ray.put(groups.pop(0)))
+        await asyncio.sleep(0)
+    return places
+
+
+class _Parking:
+    """A worker's call that parks groups. The worker owns what it puts: references of the trainer's own cost each lane
+    that takes a group more than the trainer saves.
+    """
+
+    def __init__(self, answer: ObjectRef) -> None:
+        self._answer = answer
+        self._places: list[ObjectRef] | None = None
+
+    def place(self, index: int, uid: str) -> ObjectRef:
+        """Where one of the groups is; waits until all of them are parked."""
+        if self._places is None:
+            self._places = _fetch(self._answer, uid)
+        return self._places[index]
+
+
+@dataclass(frozen=True, slots=True)
+class _Soon:
+    """What a group has in place of its reference while it is parked."""
+
+    parking: _Parking
+    index: int
+
+
 def park_interrupted(worker: ActorHandle, groups: Sequence[PromptGroup]) -> None:
     """Have a worker park the groups of which it has reported the counts, without waiting for it."""
     started = [group for group in groups if group.has_started]
-    for first in range(0, len(started), GROUPS_A_CALL):
-        some = started[first : first + GROUPS_A_CALL]
-        places = worker.tokens_of.options(num_returns=len(some)).remote([group.uid for group in some])
-        for group, place in zip(some, places if len(some) > 1 else [places], strict=True):
-            group.parked = place
+    if started:
+        parking = _Parking(worker.park.remote([group.uid for group in started]))
+        for index, group in enumerate(started):
+            group.parked = _Soon(parking, index)
+
+
+def _place_of(group: PromptGroup) -> Any:
+    if isinstance(group.parked, _Soon):
+        group.parked = group.parked.parking.place(group.parked.index, group.uid)
+    return group.parked
+
+
+def _fetch(place: Any, uid: str) -> Any:
+    """
+    Raises:
+        TokensLost: when the process that kept them is gone.
+        TimeoutError: when they do not arrive.
+    """
+    try:
+        return ray.get(place, timeout=FETCH_TIMEOUT_S)
+    except GetTimeoutError:
+        raise TimeoutError(
+            f"the tokens of prompt group {uid} have not come from the object store within {FETCH_TIMEOUT_S:.0f} s"
+        ) from None
+    except RayError as error:
+        raise _lost(uid) from error
 
 
 def ticket_of(group: PromptGroup) -> WaitingGroup:
     """What a lane needs to run a group. Its tokens are parked with it, and pictures do not pass the coordinator."""
     park(group)
-    place = group.parked
+    place = _place_of(group)
     if place is None and has_pictures(group.prompt.get("raw_prompt")):
         place = ray.put(group)
     return WaitingGroup(
@@ -89,14 +146,7 @@ def with_tokens(group: PromptGroup) -> PromptGroup:
     """
     if group.parked is None:
         return group
-    try:
-        parked = ray.get(group.parked, timeout=FETCH_TIMEOUT_S)
-    except GetTimeoutError:
-        raise TimeoutError(
-            f"the tokens of prompt group {group.uid} have not come from the object store within {FETCH_TIMEOUT_S:.0f} s"
-        ) from None
-    except RayError as error:
-        raise _lost(group.uid) from error
+    parked = _fetch(_place_of(group), group.uid)
     whole = _brought_up(parked, _ages(group), is_attached=bool(group.attachments()))
     _take_arrived(whole)
     return whole

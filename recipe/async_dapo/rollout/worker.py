@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
+from ray import ObjectRef
 from ray.actor import ActorHandle
 from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
@@ -28,7 +29,7 @@ from ..store import join_queue
 from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
 from .group_rollout import GroupRollout, leaves
-from .parking import unpark
+from .parking import park_all, unpark
 from .pictures import PictureInputs, check_seen, opened, without_pictures
 from .reports import WorkerReport
 from .reward import RewardScorer, ScoringWorker
@@ -127,10 +128,9 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
                 self._interrupted[group.uid] = whole
         return report
 
-    async def tokens_of(self, uids: list[str]) -> list[PromptGroup] | PromptGroup:
-        """Groups whose counts were reported, with their tokens. Ray puts each into the object store of this node."""
-        groups = [self._interrupted.pop(uid) for uid in uids]
-        return groups if len(groups) > 1 else groups[0]
+    async def park(self, uids: list[str]) -> list[ObjectRef]:
+        """Put groups whose counts were reported into the object store of this node. Returns where each is."""
+        return await park_all([self._interrupted.pop(uid) for uid in uids])
 
     async def take_report(self) -> WorkerReport:
         """Of a round that goes on, since this was asked last."""
