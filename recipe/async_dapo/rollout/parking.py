@@ -1,4 +1,5 @@
-"""Tokens of interrupted groups stay in Ray's object store, on the node that has generated them.
+"""Tokens of interrupted groups stay in Ray's object store, on the node that has generated them. A group below 100 KB,
+which Ray returns inline, is kept by the process that called for it.
 
     worker --counts--> trainer's pool: counts and references
        |                      |
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from ..core.round_groups import WaitingGroup
 from ..core.trajectory import PromptGroup
@@ -26,7 +27,7 @@ GROUPS_A_CALL = 16  # A worker lets go of its own copies of these when all of th
 
 
 class TokensLost(RuntimeError):
-    """The agent loop worker that kept them, or its node, died."""
+    """The agent loop worker that kept them, or its node, died; or it could not park them."""
 
 
 def park(group: PromptGroup) -> None:
@@ -69,14 +70,14 @@ async def unpark(ticket: WaitingGroup) -> PromptGroup:
     """The group of a ticket with its tokens.
 
     Raises:
-        TokensLost: when the process that kept them is gone.
+        TokensLost: when they were not parked, or the process that kept them is gone.
     """
     if isinstance(ticket.content, bytes):
         return pickle.loads(ticket.content)
     try:
         parked = await ticket.content
     except RayError as error:
-        raise _lost(ticket.prompt_uid) from error
+        raise _lost(ticket.prompt_uid, error) from error
     return _brought_up(parked, ticket.ages, is_attached=ticket.is_attached)
 
 
@@ -84,7 +85,7 @@ def with_tokens(group: PromptGroup) -> PromptGroup:
     """A group of the pool with its tokens, and with the results of calls that have ended since it was parked.
 
     Raises:
-        TokensLost: when the process that kept them is gone.
+        TokensLost: when they were not parked, or the process that kept them is gone.
         TimeoutError: when they do not arrive.
     """
     if group.parked is None:
@@ -96,13 +97,15 @@ def with_tokens(group: PromptGroup) -> PromptGroup:
             f"the tokens of prompt group {group.uid} have not come from the object store within {FETCH_TIMEOUT_S:.0f} s"
         ) from None
     except RayError as error:
-        raise _lost(group.uid) from error
+        raise _lost(group.uid, error) from error
     whole = _brought_up(parked, _ages(group), is_attached=bool(group.attachments()))
     _take_arrived(whole)
     return whole
 
 
-def _lost(uid: str) -> TokensLost:
+def _lost(uid: str, error: RayError) -> TokensLost:
+    if isinstance(error, RayTaskError):
+        return TokensLost(f"the tokens of prompt group {uid} could not be parked: {error.cause!r}")
     return TokensLost(f"an agent loop worker died, and with it the tokens of prompt group {uid}, which it kept")
 
 
