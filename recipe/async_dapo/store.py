@@ -147,7 +147,8 @@ def forget_groups(uids: Collection[str], *, partition_id: str) -> None:
 
 def withhold(batch: KVBatchMeta, *, oldest_version: int) -> int:
     """Take tokens of policy versions before `oldest_version` out of the loss; their trajectories keep their rewards, so
-    that the group's baseline stays what it was. Returns the number of tokens withheld.
+    that the group's baseline stays what it was. They leave the number that the loss is divided by when it is known
+    which of them make an update (`leave_rejected_out`). Returns the number of tokens withheld.
     """
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag["min_global_steps"] < oldest_version]
     if not keys:
@@ -159,7 +160,7 @@ def withhold(batch: KVBatchMeta, *, oldest_version: int) -> int:
         masks.append(torch.where(is_stale_T, 0, mask_T))
         withheld_tok += int(is_stale_T.sum())
     nested = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
-    fields = TensorDict({"response_mask": nested, "loss_mask": nested.clone()}, batch_size=len(keys))
+    fields = TensorDict({"response_mask": nested}, batch_size=len(keys))
     tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
     return withheld_tok
 
@@ -196,8 +197,8 @@ def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
 
 
 def leave_rejected_out(batch: KVBatchMeta, updates: Iterable[Sequence[int]]) -> None:
-    """Take the tokens that verl has rejected out of the number that its loss is divided by. An update of which none is
-    left keeps its number: its loss is 0, and not 0 / 0.
+    """Take the tokens that were withheld, or that verl has rejected, out of the number that its loss is divided by. An
+    update of which none is left keeps its number: its loss is 0, and not 0 / 0.
 
     Args:
         updates: the rows of each.

@@ -6,7 +6,7 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import GetTimeoutError, OwnerDiedError
+from ray.exceptions import GetTimeoutError, OwnerDiedError, RayError, RayTaskError
 
 from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
@@ -94,21 +94,37 @@ def test_given_a_node_that_does_not_send_the_tokens_when_a_checkpoint_wants_them
         parking.with_tokens(group)
 
 
-def test_given_a_worker_that_died_when_the_tokens_that_it_kept_are_wanted_then_it_is_named(monkeypatch) -> None:
-    class Ownerless(StoredObject):
+FULL = OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OwnerDiedError("1f", "2e", "3d"), "worker died, and with it the tokens of prompt group group"),
+        (
+            RayTaskError("park", "a traceback", FULL, proctitle="a worker", pid=1, ip="node").as_instanceof_cause(),
+            r"the tokens of prompt group group could not be parked: OSError\(28, 'No space left on device'\)",
+        ),
+    ],
+    ids=["a death", "an error"],
+)
+def test_given_tokens_that_are_not_there_when_they_are_wanted_then_the_reason_is_told(
+    monkeypatch, error: RayError, said: str
+) -> None:
+    class Lost(StoredObject):
         def __await__(self):
-            raise OwnerDiedError("1f", "2e", "3d")
+            raise error
             yield
 
         def load(self, timeout=None):
-            raise OwnerDiedError("1f", "2e", "3d")
+            raise error
 
-    monkeypatch.setattr(parking, "ray", SimpleNamespace(put=Ownerless, get=Ownerless.load))
+    monkeypatch.setattr(parking, "ray", SimpleNamespace(put=Lost, get=Lost.load))
     group = interrupted_group()
     parking.park(group)
-    with pytest.raises(parking.TokensLost, match="worker died, and with it the tokens of prompt group group"):
+    with pytest.raises(parking.TokensLost, match=said):
         parking.with_tokens(group)
-    with pytest.raises(parking.TokensLost):
+    with pytest.raises(parking.TokensLost, match=said):
         asyncio.run(parking.unpark(parking.ticket_of(group)))
 
 

@@ -90,6 +90,7 @@ def loss(run, monkeypatch):
         *overrides: str,
         advantage: Any = AsyncDAPOTrainer._compute_advantage,
         metrics: dict[str, Any] | None = None,
+        oldest_version: int = 0,
         **changed: torch.Tensor,
     ) -> float:
         config = run("actor_rollout_ref.rollout.calculate_log_probs=True", *overrides)
@@ -100,10 +101,12 @@ def loss(run, monkeypatch):
         queue.fields |= changed
         monkeypatch.setattr(trainer_base, "tq", queue)
         monkeypatch.setattr(store, "tq", queue)
-        batch = KVBatchMeta(partition_id="train", keys=KEYS, tags=[{}] * 4)
+        batch = KVBatchMeta(partition_id="train", keys=KEYS, tags=[{"min_global_steps": 0}] * 4)
+        withheld_tok = store.withhold(batch, oldest_version=oldest_version)
         trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
         trainer.config, trainer.global_steps, trainer.use_critic = config, 1, False
         trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
+        trainer.replay_buffer = SimpleNamespace(withheld_tok=withheld_tok)
         trainer._has_judged_engines = True
         trainer._mixture = Mixture() if options.importance_sampling is ImportanceSampling.MIXTURE else None
         if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there
@@ -231,11 +234,31 @@ def test_an_update_that_is_rejected_whole_is_divided_by_the_tokens_that_it_had(l
 
 
 @pytest.mark.parametrize("mode", [NONE, DECOUPLED, MIXTURE])
-def test_a_batch_whose_every_token_is_masked_is_counted_and_the_run_goes_on(loss, mode: str) -> None:
-    masked = nested([torch.zeros(length, dtype=torch.int64) for length in RESPONSE_LENS])
+def test_a_batch_whose_every_token_is_withheld_has_the_loss_0_and_is_counted(loss, mode: str) -> None:
     metrics: dict[str, Any] = {}
-    loss(mode, metrics=metrics, response_mask=masked)  # 0, over as many tokens as the mask had before
+    assert loss(mode, metrics=metrics, oldest_version=1) == 0
     assert metrics == {"async_dapo/importance/not_finite_tokens": 0.0}
+
+
+def test_with_bypass_too_a_batch_whose_every_token_is_withheld_has_the_loss_0(loss) -> None:
+    assert loss(BYPASS, oldest_version=1) == 0
+
+
+@pytest.mark.parametrize(
+    ("stale", "counted"),
+    [([2, 5, 0, 2], [1, 0, 4, 0]), ([3, 5, 1, 2], [3, 5, 3, 0])],
+    ids=["a trajectory whole", "an update whole"],
+)
+@pytest.mark.parametrize("mode", [NONE, DECOUPLED, MIXTURE, BYPASS])
+def test_withheld_tokens_leave_the_number_that_the_loss_is_divided_by_unless_their_update_has_no_other(
+    loss, mode: str, stale: list[int], counted: list[int]
+) -> None:
+    cut = ("rollout.n=2", "actor.ppo_mini_batch_size=1", "actor.ppo_micro_batch_size_per_gpu=2")
+    lengths = zip(stale, RESPONSE_LENS, strict=True)
+    versions = nested([(torch.arange(length) >= old).to(torch.int32) for old, length in lengths])
+    overrides = [f"actor_rollout_ref.{each}" for each in cut]
+    loss(mode, *overrides, oldest_version=1, policy_versions=versions)
+    assert [int(mask_T.sum()) for mask_T in store.tq.fields["loss_mask"].unbind()] == counted
 
 
 def test_a_ratio_that_is_not_finite_is_counted_and_the_run_goes_on(loss) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from ..core.round_groups import WaitingGroup
 from ..core.trajectory import PromptGroup
@@ -29,7 +29,7 @@ FETCH_TIMEOUT_S = 300.0  # of one group, some megabytes at most
 
 
 class TokensLost(RuntimeError):
-    """The agent loop worker that kept them, or its node, died."""
+    """The agent loop worker that kept them, or its node, died; or it could not park them."""
 
 
 def park(group: PromptGroup) -> None:
@@ -89,7 +89,7 @@ def _place_of(group: PromptGroup) -> Any:
 def _fetch(place: Any, uid: str) -> Any:
     """
     Raises:
-        TokensLost: when the process that kept them is gone.
+        TokensLost: when they were not parked, or the process that kept them is gone.
         TimeoutError: when they do not arrive.
     """
     try:
@@ -99,7 +99,7 @@ def _fetch(place: Any, uid: str) -> Any:
             f"the tokens of prompt group {uid} have not come from the object store within {FETCH_TIMEOUT_S:.0f} s"
         ) from None
     except RayError as error:
-        raise _lost(uid) from error
+        raise _lost(uid, error) from error
 
 
 def ticket_of(group: PromptGroup) -> WaitingGroup:
@@ -126,14 +126,14 @@ async def unpark(ticket: WaitingGroup) -> PromptGroup:
     """The group of a ticket with its tokens.
 
     Raises:
-        TokensLost: when the process that kept them is gone.
+        TokensLost: when they were not parked, or the process that kept them is gone.
     """
     if isinstance(ticket.content, bytes):
         return pickle.loads(ticket.content)
     try:
         parked = await ticket.content
     except RayError as error:
-        raise _lost(ticket.prompt_uid) from error
+        raise _lost(ticket.prompt_uid, error) from error
     return _brought_up(parked, ticket.ages, is_attached=ticket.is_attached)
 
 
@@ -141,7 +141,7 @@ def with_tokens(group: PromptGroup) -> PromptGroup:
     """A group of the pool with its tokens, and with the results of calls that have ended since it was parked.
 
     Raises:
-        TokensLost: when the process that kept them is gone.
+        TokensLost: when they were not parked, or the process that kept them is gone.
         TimeoutError: when they do not arrive.
     """
     if group.parked is None:
@@ -152,7 +152,9 @@ def with_tokens(group: PromptGroup) -> PromptGroup:
     return whole
 
 
-def _lost(uid: str) -> TokensLost:
+def _lost(uid: str, error: RayError) -> TokensLost:
+    if isinstance(error, RayTaskError):
+        return TokensLost(f"the tokens of prompt group {uid} could not be parked: {error.cause!r}")
     return TokensLost(f"an agent loop worker died, and with it the tokens of prompt group {uid}, which it kept")
 
 

@@ -108,6 +108,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
         self.recorder = load_recorder(options.recorder)
+        self.withheld_tok = 0  # of the batch in training [tokens]
         self.left_out = 0  # trajectories of a validation that failed [count]
         self._skipped = 0
         self.history = PromptHistory(options.selection.forgetting)
@@ -204,7 +205,7 @@ class RoundReplayBuffer(ReplayBuffer):
         # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.
         batch = store.batch_of(sorted(trained_uids), partition_id=store.TRAIN)
         check_batch(batch.keys, trained_uids, groups=self._options.target_valid_groups, n=self._options.rollout_n)
-        withheld_tok = store.withhold(batch, oldest_version=self._staleness.oldest_trainable(global_steps))
+        self.withheld_tok = store.withhold(batch, oldest_version=self._staleness.oldest_trainable(global_steps))
         versions = VersionShares.of(batch.tags, step=global_steps)
         self._learn(record, versions)
         metrics = round_metrics(
@@ -212,7 +213,7 @@ class RoundReplayBuffer(ReplayBuffer):
             versions,
             ledger=self.pool.check_ledger(),
             over_sampling=self._over_sampling,
-            withheld_tok=withheld_tok,
+            withheld_tok=self.withheld_tok,
             buffered_tok=sum(group.generated_tok for group in self.pool.buffered),
             lengths=self._lengths,
             skipped=self._skipped,

@@ -314,6 +314,13 @@ class AsyncDAPOTrainer(PPOTrainer):
         return len(batch) == self.options.target_valid_groups * self.options.rollout_n
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Behind it no token is taken out of the loss any more: the number that it is divided by is settled here."""
+        batch = self._corrected_advantage(batch, metrics)
+        if self.replay_buffer.withheld_tok or self.config.algorithm.rollout_correction.rollout_rs is not None:
+            store.leave_rejected_out(batch, self._updates(len(batch)))
+        return batch
+
+    def _corrected_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         correction = self.config.algorithm.rollout_correction
         if correction.bypass_mode or self._takes_one_pass:
             with self._bypassing(True):
@@ -333,8 +340,6 @@ class AsyncDAPOTrainer(PPOTrainer):
             rows = zip(weights_BT, sampled_by, strict=True)
             store.write_field(batch, "rollout_is_weights", [row_T[: len(own_T)] for row_T, own_T in rows])
             metrics.update(weight_metrics)
-        if correction.rollout_rs is not None:
-            store.leave_rejected_out(batch, self._updates(len(batch)))
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
