@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipe.async_dapo_lab.own_ray import OWN_RAY_ENVIRONMENT
+from recipe.async_dapo_lab.own_ray import OWN_RAY_ENVIRONMENT, PATIENCE
 from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
@@ -19,7 +19,7 @@ from .harness import ROOT, StallWatch
 
 RAY = Path(sys.executable).with_name("ray")
 TOKEN = "0123456789abcdef" * 4
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+RAY_ENVIRONMENT = PATIENCE | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 START_S = 600.0  # longest time until a node is up
 
 
