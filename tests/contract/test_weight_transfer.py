@@ -17,7 +17,7 @@ from vllm.model_executor.model_loader import utils as loading
 from vllm.utils.network_utils import get_open_zmq_ipc_path
 
 from recipe.async_dapo.runtime.logs import LOOK_ABOVE, last_line
-from recipe.async_dapo.weights.adapter import TimedSender
+from recipe.async_dapo.weights.adapter import WatchedSender
 from recipe.async_dapo.weights.stream import (
     Checksum,
     WeightsMismatch,
@@ -145,7 +145,7 @@ def test_given_a_weight_in_host_memory_larger_than_the_bucket_when_sent_then_its
     handles: list[torch.Tensor] = []
     sent: list[dict] = []
     monkeypatch.setattr(bucketed_weight_transfer, "reduce_tensor", handles.append)
-    sender = TimedSender(timeout_s=1.0, zmq_handle=f"ipc://{tmp_path}/socket", bucket_size_mb=1)
+    sender = WatchedSender(Mock(), timeout_s=1.0, zmq_handle=f"ipc://{tmp_path}/socket", bucket_size_mb=1)
     monkeypatch.setattr(sender, "_init_socket", lambda: setattr(sender, "socket", Mock(send_pyobj=sent.append)))
     monkeypatch.setattr(
         sender, "_init_buffer", lambda: setattr(sender, "buffer", torch.empty(2**20, dtype=torch.uint8, device="meta"))

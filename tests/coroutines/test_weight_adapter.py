@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 
 from recipe.async_dapo.weights import adapter as adapter_module
-from recipe.async_dapo.weights.adapter import WeightSender
+from recipe.async_dapo.weights.adapter import EngineWatch, WeightSender
 from recipe.async_dapo.weights.stream import PROOF
 
 from ..support.weight_ends import Call
@@ -82,7 +82,7 @@ def make_adapter(folder: Path, server: FakeServer, *, timeout_s: float = PATIENC
     adapter.replica_rank, adapter.rollout_rank = 3, 0
     adapter._has_server, adapter.server_handle = True, server
     adapter.use_shm, adapter.zmq_handle = True, f"ipc://{folder}/socket"
-    adapter._timeout_s, adapter._servers, adapter._is_lost = timeout_s, [], False
+    adapter._timeout_s, adapter._servers, adapter._watch, adapter._is_lost = timeout_s, [], None, False
     adapter._run = "session/job"
     return adapter
 
@@ -129,24 +129,35 @@ def test_given_a_living_engine_then_it_gets_all_weights_and_their_version(tmp_pa
     assert server.named("clear_kv_cache") == server.named("set_global_steps") == 1 and not server.is_killed
 
 
-def test_given_an_engine_that_dies_in_the_middle_then_the_rank_goes_on_with_the_others_at_the_limit(tmp_path, server):
-    adapter, stream = make_adapter(tmp_path, server, timeout_s=0.5), Stream()
-
-    def engine() -> None:
-        receive_one_bucket(adapter)
-        server.call("collective_rpc").future().set_exception(ActorDiedError())
-
-    update(adapter, stream, meanwhile=engine)
-    assert stream.taken == len(TENSORS)
-    assert server.is_killed and server.named("set_global_steps") == 0
-    update(adapter, Stream())
+def test_given_an_engine_that_dies_before_it_takes_anything_then_the_rank_goes_on_with_the_others(tmp_path, server):
+    adapter, stream = make_adapter(tmp_path, server), Stream()
+    update(adapter, Stream(), meanwhile=lambda: die_once_called(server))
+    update(adapter, stream)
+    assert stream.taken == len(TENSORS) and server.named("collective_rpc") == 1
     asyncio.run(adapter.resume(["weights"]))
-    assert server.named("collective_rpc") == 1 and server.named("wake_up") == 0
+    assert server.named("wake_up") == 0
+
+
+def die_once_called(server: FakeServer) -> None:
+    wait_for_call(server)
+    server.call("until_death").future().set_exception(ActorDiedError())
 
 
 def wait_for_call(server: FakeServer) -> None:
     while not server.named("collective_rpc"):  # the adapter calls in another thread
         threading.Event().wait(0.001)
+
+
+def test_given_an_engine_that_dies_in_the_middle_then_the_rank_takes_all_tensors_none_the_less(tmp_path, server):
+    adapter, stream = make_adapter(tmp_path, server), Stream()
+
+    def engine() -> None:
+        receive_one_bucket(adapter)
+        server.call("until_death").future().set_exception(ActorDiedError())
+
+    update(adapter, stream, meanwhile=engine)
+    assert stream.taken == len(TENSORS)
+    assert server.is_killed and server.named("set_global_steps") == 0
 
 
 def test_given_an_engine_that_never_takes_weights_then_it_is_ended_at_the_limit(tmp_path, server, caplog) -> None:
@@ -183,29 +194,20 @@ def test_given_an_engine_that_cannot_be_reached_for_a_while_then_it_is_asked_aga
     assert server.named("wake_up") == 2 and not server.is_killed
 
 
-@pytest.mark.parametrize("updates_before", [0, 1])
-def test_given_an_engine_that_is_dead_at_an_update_then_the_rank_goes_on_with_the_others_at_once(
-    tmp_path, server, monkeypatch, updates_before
+def test_given_an_engine_that_was_dead_at_the_first_update_then_the_rank_goes_on_with_the_others(
+    tmp_path, server, monkeypatch
 ) -> None:
     def get_actor(name: str) -> None:
         raise ValueError(f"Failed to look up actor with name '{name}'")
 
-    adapter, stream = make_adapter(tmp_path, server), Stream()
-
-    def engine() -> None:
-        receive_all(adapter, [])
-        server.call("collective_rpc").future().set_result(None)
-
-    for _ in range(updates_before):
-        update(adapter, Stream(), meanwhile=engine)
     monkeypatch.setattr(adapter_module.ray, "get_actor", get_actor)
+    adapter, stream = make_adapter(tmp_path, server), Stream()
     update(adapter, stream)
-    assert stream.taken == len(TENSORS) and server.named("collective_rpc") == updates_before
-    assert server.is_killed is bool(updates_before)
+    assert stream.taken == len(TENSORS) and server.calls == []
 
 
 def test_given_an_engine_that_fails_to_load_the_weights_then_its_error_is_raised(tmp_path, server) -> None:
-    adapter = make_adapter(tmp_path, server, timeout_s=0.5)
+    adapter = make_adapter(tmp_path, server)
     broken = RayTaskError("collective_rpc", "ValueError: shapes differ", ValueError()).as_instanceof_cause()
 
     def engine() -> None:
@@ -215,3 +217,15 @@ def test_given_an_engine_that_fails_to_load_the_weights_then_its_error_is_raised
     with pytest.raises(ValueError, match="shapes differ"):
         update(adapter, Stream(), meanwhile=engine)
     assert not server.is_killed
+
+
+def test_given_a_connection_that_breaks_then_the_engine_is_watched_again_and_not_lost(monkeypatch) -> None:
+    monkeypatch.setattr(adapter_module, "RECONNECT_S", 0.0)
+    server = FakeServer()
+    watch = EngineWatch([server])
+    server.call("until_death").future().set_exception(ActorUnavailableError("cut off", None))
+    while server.named("until_death") < 2:  # a timer's thread watches again
+        threading.Event().wait(0.001)
+    assert watch.failure is None
+    server.call("until_death").future().set_exception(ActorDiedError())
+    assert isinstance(watch.failure, ActorDiedError)

@@ -11,7 +11,7 @@ import pytest
 import ray
 import torch
 
-from recipe.async_dapo.weights.adapter import WeightSender
+from recipe.async_dapo.weights.adapter import EngineWatch, WeightSender
 from recipe.async_dapo.weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver
 
 FIRST_JOB = "01000000"  # of every Ray cluster
@@ -25,7 +25,6 @@ _NO_CONFIG = SimpleNamespace(
     layered_summon=False,
     custom={CUSTOM_OPTIONS: {"engine_timeout_s": 60.0}},
     checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=1),
-    get=lambda key, default: default,
 )
 
 
@@ -85,6 +84,9 @@ class Server:
     def _collective_rpc(self, method: str, *, timeout: None, args: tuple, kwargs: dict[str, Any]) -> Call:
         return Call(self._threads.submit(getattr(self._engine, method), *args, **kwargs))
 
+    def _until_death(self) -> Call:
+        return Call(Future())
+
     async def _clear_kv_cache(self) -> None: ...
 
     async def _set_global_steps(self, version: int) -> None: ...
@@ -100,7 +102,6 @@ class Run:
         context = SimpleNamespace(get_job_id=lambda: job_id, get_node_id=lambda: "node")
         monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "another"}, node])
         monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-        monkeypatch.setattr(ray, "get_actor", lambda name: None)
         for name, value in {
             "RANK": "0",
             "RAY_LOCAL_WORLD_SIZE": "1",
@@ -112,6 +113,7 @@ class Run:
         self.engine = Engine()
         self.sender = WeightSender(config=_NO_CONFIG, model_config=SimpleNamespace(), device_mesh=None)
         self.sender.server_handle = Server(self.engine)
+        self.sender._watch = EngineWatch([self.sender.server_handle])
 
     @property
     def loaded(self) -> dict[str, float]:

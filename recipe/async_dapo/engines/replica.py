@@ -17,7 +17,7 @@ from .server import EngineProcesses
 from .server_actor import WATCH, ServerActor
 
 FIRST_SLEEP_TIMES = 5  # as patient: host memory for all weights is pinned then, where they are kept (LoRA)
-_WATCHING_CALLS = 10  # at once; one is the load balancer's
+_WATCHING_CALLS = 10_000  # at once: the load balancer's, and one of each of its workers that serves the engine
 
 
 class AsyncDAPOReplica(vLLMReplica):

@@ -1,14 +1,16 @@
 """The training worker's end of a weight transfer to its own run's engine: it ends with that, or at a time limit.
 
 verl's waits without limit for an engine to take the weights. Every rank gathers every tensor together with the others,
-so a rank whose engine is lost goes on gathering, and discards the weights. Ray is asked before each call to an engine
-whether it is dead. One that dies while it takes weights is given up at the time limit.
+so a rank whose engine is lost goes on gathering, and discards the weights.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import ray
@@ -25,27 +27,96 @@ from .stream import CUSTOM_OPTIONS, NamedTensor, private_handle, run_name, socke
 logger = logging.getLogger(__name__)
 
 
+class EngineWatch:
+    """A training worker's view of the engine it serves: notes the first thing that goes wrong with it. `fd` can be read
+    from then on, so that a wait can end with the engine.
+
+    Args:
+        servers: the engine's server actors, one a node.
+    """
+
+    def __init__(self, servers: Sequence[ActorHandle]) -> None:
+        self.fd, self._notify = os.pipe()
+        self.failure: BaseException | None = None
+        self._lock = threading.Lock()
+        for server in servers:
+            self._watch(server)
+
+    def follow(self, call: Future[Any]) -> None:
+        """A failure of this call is one of the engine."""
+        call.add_done_callback(lambda done: self.note(done.exception()))
+
+    def note(self, failure: BaseException | None) -> None:
+        """Called in any thread."""
+        with self._lock:
+            if failure is not None and self.failure is None:
+                self.failure = failure
+                os.write(self._notify, b"!")
+
+    def _watch(self, server: ActorHandle) -> None:
+        server.until_death.remote().future().add_done_callback(partial(self._on_end, server))
+
+    def _on_end(self, server: ActorHandle, call: Future[Any]) -> None:
+        error = call.exception()
+        if isinstance(error, ActorUnavailableError):  # only the connection broke
+            again = threading.Timer(RECONNECT_S, self._watch, [server])
+            again.daemon = True
+            again.start()
+        else:
+            self.note(error)
+
+
 class _EngineLost(Exception):
     """The engine is dead, or has not answered in time."""
 
 
-class TimedSender(BucketedWeightSender):
-    """verl's sender, which raises `zmq.Again` where the engine does not take in time what is sent, or does not answer.
+class _WatchedSocket:
+    """A ZMQ socket whose waits end with the engine at its other end.
 
     Args:
-        timeout_s: longest wait for either [s].
+        timeout_s: longest wait for the engine to take what is sent, or to answer [s].
     """
+
+    def __init__(self, socket: zmq.Socket, watch: EngineWatch, *, timeout_s: float) -> None:
+        self._socket = socket
+        self._watch = watch
+        self._timeout_s = timeout_s
+
+    def send_pyobj(self, message: Any) -> None:
+        self._wait_for(zmq.POLLOUT)
+        self._socket.send_pyobj(message, zmq.NOBLOCK)
+
+    def recv(self) -> bytes:
+        self._wait_for(zmq.POLLIN)
+        return self._socket.recv(zmq.NOBLOCK)
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+    def _wait_for(self, event: int) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, event)
+        poller.register(self._watch.fd, zmq.POLLIN)
+        ready = dict(poller.poll(int(1000 * self._timeout_s)))
+        if self._watch.failure is not None:
+            raise self._watch.failure
+        if not ready:
+            raise _EngineLost(f"has not taken weights within async_dapo.engine_timeout_s={self._timeout_s}")
+
+
+class WatchedSender(BucketedWeightSender):
+    """verl's sender on a `_WatchedSocket`."""
 
     socket: Any
 
-    def __init__(self, *, timeout_s: float, **kwargs: Any) -> None:
+    def __init__(self, watch: EngineWatch, *, timeout_s: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self._watch = watch
         self._timeout_s = timeout_s
 
     def _init_socket(self) -> None:
         super()._init_socket()
-        self.socket.rcvtimeo = self.socket.sndtimeo = int(1000 * self._timeout_s)
-        self.socket.linger = 0
+        self.socket = _WatchedSocket(self.socket, self._watch, timeout_s=self._timeout_s)
 
     def _direct_send_large_weight(self, name: str, weight: torch.Tensor) -> None:
         """A weight larger than the bucket goes as a handle to device memory: one from Ray's store is in host memory."""
@@ -65,6 +136,7 @@ class WeightSender(ServerAdapter):
         super().__init__(*args, **kwargs)
         self._timeout_s: float = self.config.custom[CUSTOM_OPTIONS]["engine_timeout_s"]
         self._servers: list[ActorHandle] = []
+        self._watch: EngineWatch | None = None
         self._is_lost = False
         folder = sockets_folder()
         self.zmq_handle = private_handle(self.zmq_handle, folder)
@@ -97,21 +169,18 @@ class WeightSender(ServerAdapter):
             pass
 
     async def _transfer(self, weights: AsyncIterator[NamedTensor], version: int | None, kwargs: dict[str, Any]) -> None:
-        # None for a rank that does not talk to the engine's server.
+        assert self._watch is not None
         received = await self._execute_method("update_weights_from_ipc", non_block=True, kwargs=kwargs)
-        answer = None if received is None else received.future()
-        sender = TimedSender(
+        if received is not None:  # this rank is the one that talks to the engine's server
+            self._watch.follow(received.future())
+        sender = WatchedSender(
+            self._watch,
             timeout_s=self._timeout_s,
             zmq_handle=self.zmq_handle,
             bucket_size_mb=self.config.checkpoint_engine.update_weights_bucket_megabytes,
             use_shm=self.use_shm,
         )
-        try:
-            await sender.async_send_weights(weights)
-        except zmq.Again:
-            if answer is not None and answer.done():
-                answer.result()  # raises why the engine takes no more
-            raise _EngineLost(f"has not taken weights within async_dapo.engine_timeout_s={self._timeout_s}") from None
+        await sender.async_send_weights(weights)
         if received is not None:
             await self._in_time(received)
             await self._insist(self.server_handle.clear_kv_cache.remote)
@@ -119,11 +188,13 @@ class WeightSender(ServerAdapter):
                 await self._insist(lambda: self.server_handle.set_global_steps.remote(version))
 
     async def _with_engine(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Make a call, unless the engine is lost; give the engine up if it is dead or silent."""
+        """Make a call, unless the engine is lost; give the engine up if it dies or is silent meanwhile."""
         if self._is_lost:
             return
         try:
-            self._servers = self._find_servers()  # engines are launched after this worker
+            if self._watch is None:  # engines are launched after this worker
+                self._servers = self._find_servers()
+                self._watch = EngineWatch(self._servers)
             await call()
         except (_EngineLost, RayActorError) as error:
             self._give_up(error)
@@ -148,7 +219,6 @@ class WeightSender(ServerAdapter):
             raise _EngineLost(f"has not answered within async_dapo.engine_timeout_s={self._timeout_s}") from None
 
     def _find_servers(self) -> list[ActorHandle]:
-        """The engine's server actors, one a node; Ray finds none that is dead."""
         config = self.config
         ranks = config.tensor_model_parallel_size * config.data_parallel_size * config.pipeline_model_parallel_size
         nodes = max(1, ranks // int(os.environ["RAY_LOCAL_WORLD_SIZE"]))
