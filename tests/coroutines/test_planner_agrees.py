@@ -1,9 +1,10 @@
 """The planner and the code that runs agree: the same options, or the same one of verl's own trainer modes, on the same
 server model, take the same time.
 
-By default that is asked of one system, which resumes what a pool of requests has left.
+By default that is asked of three systems: one that discards, one that resumes, and one of verl's.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -46,14 +47,16 @@ VERLS = {
     "sync": (SYNC, verl_sync(groups=GROUPS)),
     "colocate_async": (COLOCATE, verl_colocate_async(groups=GROUPS)),
 }
-BY_DEFAULT = "partial, pool"
+BY_DEFAULT = {"discard drain", "partial, pool", "colocate_async"}
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "name", [BY_DEFAULT, *(pytest.param(name, marks=pytest.mark.nightly) for name in SYSTEMS if name != BY_DEFAULT)]
-)
+def every(names: Iterable[str]) -> list[Any]:
+    return [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.nightly) for name in names]
+
+
+@pytest.mark.parametrize("name", every(SYSTEMS))
 def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_what_the_planner_says(
     monkeypatch, clusters, name
 ) -> None:
@@ -73,8 +76,7 @@ def test_given_drafts_when_run_on_emulated_engines_then_rollouts_take_what_the_p
     assert planned_s < 0.9 * sum(planned(scenario, "partial")), "drafts save no time here"
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", VERLS)
+@pytest.mark.parametrize("name", every(VERLS))
 def test_given_a_mode_of_verls_when_run_on_emulated_engines_then_its_steps_take_what_the_planner_says(
     monkeypatch, clusters, name
 ) -> None:

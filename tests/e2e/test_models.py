@@ -24,9 +24,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 # k3 between engine and trainer, newest tokens [nats a token]. Engines forbid the two placeholder tokens of pictures,
 # the trainer does not: verl's own sync mode shows 5e-4 with a vocabulary as small as this.
 PICTURES_K3, TEXT_K3 = 2e-3, 1e-9
-# Router replay computes a resumed trajectory's older tokens with the experts that sampled them; the engine has read
-# them again, and sent some to others.
-REPLAYED_K3 = 5e-3
 SEPARATE = (
     "async_dapo.placement=separate",
     "actor_rollout_ref.rollout.nnodes=1",
@@ -43,7 +40,7 @@ LEAST_DRAFTED = 1.1  # tokens a step, of at most two; a random head's are 1.01
         (qwen2_5_vl, True, PICTURES_K3, ()),
         (qwen2_5_vl, True, PICTURES_K3, SEPARATE),
         (qwen3_vl, True, PICTURES_K3, ()),
-        (qwen3_moe, False, REPLAYED_K3, ("actor_rollout_ref.rollout.enable_rollout_routing_replay=True",)),
+        (qwen3_moe, False, TEXT_K3, ("actor_rollout_ref.rollout.enable_rollout_routing_replay=True",)),
         (glm4_moe, False, TEXT_K3, ("async_dapo.drafts=mtp",)),
     ],
     ids=lambda one: f"{one[0].__name__}{'-separate' * (one[3] is SEPARATE)}",
@@ -81,7 +78,6 @@ def test_given_a_family_when_it_trains_then_new_tokens_agree_and_resumed_ones_ar
     assert len(run.steps) == STEPS and all(map(ledger_closes, run.steps))
     k3s = [step[FRESH_K3_KL] for step in run.steps if FRESH_K3_KL in step]  # a step may train on older tokens alone
     assert k3s and max(map(abs, k3s)) < family[2], k3s
-    assert family[1] or run.steps[0][FRESH_K3_KL] < TEXT_K3
     assert family[3] is SEPARATE or max(run.metric("async_dapo/partial/resumed_groups")) > 0
     assert max(run.metric("async_dapo/partial/off_policy_token_ratio")) > 0
 

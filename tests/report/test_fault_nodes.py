@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults import life as lives
-from benchmarks.faults.cells import Stack
+from benchmarks.faults.cells import CUT_FOR_A_WHILE, Cell, Moment, Stack
 from benchmarks.faults.two_nodes import TwoNodeLife
 from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 
@@ -61,3 +61,13 @@ def test_given_an_actor_that_stays_on_a_node_when_the_driver_has_ended_then_it_i
             life.look()
         assert life.await_processes().processes == ("ray::Actor 600",)
     assert mended, "who is cut off cannot know of the end"
+
+
+def test_given_a_cable_that_is_cut_when_the_life_ends_before_it_is_mended_then_nobody_mends_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done: list[Any] = []
+    with LifeOnAStandIn([], tmp_path, number=1, stack=Stack.NODES, notes=tmp_path / "notes") as life:
+        monkeypatch.setattr(life._cable, "cut", lambda: done.append("cut"))
+        monkeypatch.setattr(life._cable, "mend", lambda: done.append("mended"))
+        life._strike(Cell(stack=Stack.NODES, who="network", when=Moment.ROUND, how=CUT_FOR_A_WHILE, stop_s=5.0))
+    assert done == ["cut"] and life._timer.finished.is_set()

@@ -25,7 +25,7 @@ from ..core.round_groups import WaitingGroup
 from ..core.trajectory import PromptGroup
 from .pictures import has_pictures
 
-FETCH_TIMEOUT_S = 300.0  # of one group, some megabytes at most
+FETCH_TIMEOUT_S = 300.0  # of one group, some megabytes at most, or until a worker has parked all of its groups
 
 
 class TokensLost(RuntimeError):
@@ -87,7 +87,8 @@ def _place_of(group: PromptGroup) -> Any:
 
 
 def _fetch(place: Any, uid: str) -> Any:
-    """
+    """What is there: a group, or where a worker has put its groups.
+
     Raises:
         TokensLost: when they were not parked, or the process that kept them is gone.
         TimeoutError: when they do not arrive.
