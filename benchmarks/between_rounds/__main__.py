@@ -1,0 +1,5 @@
+"""`python -m benchmarks.between_rounds`"""
+
+from .run import main
+
+main()
