@@ -1,7 +1,6 @@
 """Answers of a rehearsal: the same for every system, and continued where they were interrupted."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,15 +64,3 @@ def test_given_many_prompts_then_shares_lengths_and_likeness_are_the_asked_ones(
     assert abs(valid - 0.6) < 0.04
     assert abs(np.exp(np.median(logs)) / 1000 - 1) < 0.1
     assert 0.3 < np.corrcoef(logs[:, 0], logs[:, 1])[0, 1] < 0.6
-
-
-def test_given_only_a_share_of_valid_groups_then_each_visit_is_valid_as_often_whatever_the_others_were() -> None:
-    drawn = book()
-    visits = np.array(
-        [
-            [{drawn.take(prompt(k))[0].is_right for _ in range(4)} == {True, False} for _ in range(2)]
-            for k in range(2000)
-        ]
-    )
-    assert visits.mean(axis=0) == pytest.approx([0.6, 0.6], abs=0.04)
-    assert (visits[:, 0] & visits[:, 1]).mean() == pytest.approx(0.36, abs=0.04)

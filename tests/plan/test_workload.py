@@ -47,11 +47,6 @@ def test_given_a_restarted_prompt_then_its_answers_are_others_of_the_same_level(
     assert after.mean() == pytest.approx(before.mean(), rel=0.05)
 
 
-def test_given_a_share_of_valid_groups_then_that_share_varies():
-    groups = workload(valid_share=0.3).draw(4000, step=1)
-    assert np.mean([len(set(group.prompt[ANSWERS].metrics)) > 1 for group in groups]) == pytest.approx(0.3, abs=0.03)
-
-
 @pytest.mark.parametrize("form", ["row per response", "row per group", "bare numbers"])
 def test_given_measured_lengths_in_any_form_then_they_are_drawn_again(tmp_path, form):
     groups = np.random.default_rng(0).lognormal(7, 0.5, size=(200, 1)) * np.full((1, 4), 1.0)
