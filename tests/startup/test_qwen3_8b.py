@@ -44,7 +44,7 @@ def run_script(script: Path, *arguments: str, folder: Path, **environment: str |
         env={**kept, "PATH": f"{stub.parent}:{os.environ['PATH']}", **{k: str(v) for k, v in environment.items()}},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 
