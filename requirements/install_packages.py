@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# A line that each start of the environment's Python runs. The torchvision of the lock is of another build than its torch.
-# Its Python code serves for pictures; its decoder of files, which nothing here uses, does not load.
+# A line that each start of the environment's Python runs. The lock's torchvision is of another build than its torch:
+# its Python code serves for pictures, and its decoder of files, which nothing here uses, does not load.
 _WITHOUT_DECODER = 'import warnings; warnings.filterwarnings("ignore", "Failed to load image Python extension")'
 
 TORCH_INDEX_VARIABLE = "TORCH_INDEX_URL"
