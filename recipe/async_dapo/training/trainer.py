@@ -301,8 +301,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         bypasses = self.config.algorithm.rollout_correction.bypass_mode
         with self._bypassing(False):
             batch = super()._compute_old_log_prob(batch, metrics)
-        whole_only = self.options.has_old_kv or self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
-        self._newest += newest_tokens(batch, step=self.global_steps, whole_only=whole_only)
+        self._newest += newest_tokens(batch, step=self.global_steps, whole_only=self.options.has_old_kv)
         warning = judge(self._newest)
         self._has_judged_engines = warning is not None
         if warning:
