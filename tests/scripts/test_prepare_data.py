@@ -196,6 +196,11 @@ def test_given_a_run_in_progress_when_a_second_starts_then_it_is_refused(prepare
     assert_ready(prepare)
 
 
+def test_given_a_call_for_help_when_run_then_the_variables_are_explained(prepare, hub):
+    assert "OVERWRITE        1 = make them again" in prepare("--help", DATA_HOME=None)
+    assert hub.requests == [] and not prepare.data_home.exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [

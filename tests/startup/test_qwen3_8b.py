@@ -56,6 +56,13 @@ def composed(done: Completed) -> DictConfig:
     return compose_run(overrides)
 
 
+@pytest.mark.parametrize("script", [SCRIPT, EXPERTS, AT_ROOT], ids=["dense", "experts", "at root"])
+def test_given_a_call_for_help_when_run_then_the_variables_are_explained_and_nothing_starts(script, tmp_path):
+    done = run_script(script, "--help", folder=tmp_path)
+    assert done.returncode == 0 and not done.stderr
+    assert done.stdout.startswith("Trains Qwen3-") and "DATA_HOME" in done.stdout and "set -" not in done.stdout
+
+
 def test_given_one_node_when_run_then_its_options_are_those_of_the_source_recipe(data_home, tmp_path):
     config = composed(run_script(AT_ROOT, folder=tmp_path, DATA_HOME=data_home))
     options = AsyncDAPOConfig.from_hydra(config)
