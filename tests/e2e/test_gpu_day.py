@@ -1,4 +1,4 @@
-"""The quarter of an hour on one GPU, rehearsed on a CPU: a training that is checked, two systems, and what they leave."""
+"""The quarter of an hour on one GPU, rehearsed on a CPU: a training that is checked, two systems, what they leave."""
 
 import json
 
