@@ -9,7 +9,7 @@ row is added to `runs.csv`. `--device cpu` takes the quick start's model and siz
 import argparse
 import statistics
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def options(system: str, device: str, **places: Any) -> Iterable[str]:
     return *machine, *task_overrides(), *own
 
 
-def figures(steps: list[dict[str, float]]) -> dict[str, float | str]:
+def figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float | str]:
     """Over the steps after the first ones."""
     warm = steps[FIRST_STEPS:]
     means = {

@@ -135,7 +135,7 @@ def archive(packages: Path, folder: Path) -> list[Path]:
         old.unlink()
     files = sorted((path for path in packages.rglob("*") if path.is_file()), key=lambda path: (path.suffix, path))
     names = "".join(f"{path.relative_to(packages)}\n" for path in files)
-    command = ["bash", "-c", PIPELINE, packages.resolve(), str(PART_BYTES)]
+    command = ["bash", "-c", PIPELINE, str(packages.resolve()), str(PART_BYTES)]
     subprocess.run(command, cwd=folder, input=names, text=True, check=True)
     return sorted(folder.glob("part_*"))
 

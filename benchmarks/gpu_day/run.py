@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.support.runs_file import RunsFile, commit
 from recipe.async_dapo_lab.gpu_check.supervised import run_supervised
@@ -70,7 +71,7 @@ def environment(work: Path) -> dict[str, str]:
     }
 
 
-def run(part: Part, *, device: str, output: Path, limit_s: float) -> dict[str, object]:
+def run(part: Part, *, device: str, output: Path, limit_s: float) -> dict[str, Any]:
     """Its line of `parts.jsonl`. Results are in `output` alone, all else beside it."""
     work = output.with_name("work")
     folder = work / RunsFile.folder_name({"part": part.name})
@@ -111,7 +112,7 @@ def main() -> None:
     ends = time.monotonic() + 60 * options.minutes
     with (output / "parts.jsonl").open("a", encoding="utf-8") as lines:
 
-        def tell(line: dict[str, object]) -> None:
+        def tell(line: dict[str, Any]) -> None:
             last = line.pop("last_lines", [])
             print(*last, json.dumps(line), sep="\n", flush=True)
             lines.write(json.dumps(line | {"last_lines": last}) + "\n")
