@@ -8,13 +8,10 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from benchmarks.defaults import draw as defaults
-from benchmarks.defaults import run as grid
 from benchmarks.defaults.draw import FOLDER
 from benchmarks.defaults.settings import SETTINGS
 from benchmarks.side_by_side import run as side_by_side
 from benchmarks.side_by_side import summary
-from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo.record.keys import STEP_S
 from recipe.async_dapo_lab.plan.candidates import bound_of
@@ -58,23 +55,6 @@ def test_warm_up_and_steps_after_a_validation_are_left_out() -> None:
     assert asked == [[4, 7, 8]], "the validation itself is not between two steps' lines"
 
 
-def test_both_sides_have_a_waste() -> None:
-    ours = [
-        {
-            "async_dapo/tokens/trained": 300.0,
-            "async_dapo/tokens/filtered": 500.0,
-            "async_dapo/tokens/discarded": 100.0,
-            "async_dapo/partial/off_policy_token_ratio": 0.5,
-            side_by_side.REPREFILLED_TOK: 70.0,
-        }
-    ]
-    theirs = [{key: 1.0} for key in side_by_side.VERL_DISCARDS] + [{}]
-
-    figures = {"generated_tok": 900, "waste": 0.25, "off_policy": 0.5, "reprefilled_tok": 70}
-    assert side_by_side.recipe_figures(ours, [300.0]) == figures
-    assert side_by_side.verl_figures(theirs)["waste"] == round(2 / (2 + 3 * side_by_side.PROMPTS_PER_STEP), 4)
-
-
 def runs_of(*rows: dict[str, object]) -> pd.DataFrame:
     given = {"tail": 8, "engines": 1, "system": "partial", "repetition": 0, "bound_tok_per_s": 4000.0}
     given |= {"bound_before": 4000.0, "bound_after": 4000.0}
@@ -108,30 +88,6 @@ def test_a_ratio_leaves_out_runs_between_which_the_machine_drifted() -> None:
     assert (alone.repetitions, alone.drifted) == (0, 1) and pd.isna(alone.ratio)
 
 
-def test_the_headline_counts_the_repetitions_that_all_its_systems_have() -> None:
-    seconds = {summary.SYNC: (5.0, 7.0), summary.SHORT_POLL: (3.0, 4.0), "partial": (2.0, 3.5)}
-    rows = [
-        {"system": name, "repetition": i, "step_s_mean": s} for name, own in seconds.items() for i, s in enumerate(own)
-    ]
-    short = {"system": summary.SYNC_SHORT_POLL, "step_s_mean": 4.0}
-    earlier = runs_of({"system": summary.SYNC}, short | {"step_s_mean": 3.0})
-
-    without = summary.headline(runs_of(*rows), earlier)
-    assert "medians of 2 runs" in without and "`partial` takes 2.75 s" in without
-    assert "verl sync: 6.00 s (0.458)" in without and "0.750 of that\n(1 runs of earlier code)" in without
-
-    beside = summary.headline(runs_of(*rows, short | {"repetition": 1}), earlier)
-    assert "medians of 1 runs" in beside and "earlier" not in beside
-    assert "verl sync: 7.00 s (0.500); verl sync, 0.05 s poll: 4.00 s (0.875)" in beside
-
-
-def test_the_cost_of_an_accuracy_is_interpolated_between_validations() -> None:
-    validations = "0.0:0.20 50.0:0.30 100.0:0.50"
-    assert learning_curve.cost_to(0.40, validations) == pytest.approx(75.0)
-    assert learning_curve.cost_to(0.60, validations) is None
-    assert learning_curve.midway(pd.Series([validations])) == pytest.approx(0.35)
-
-
 def test_a_runs_file_keeps_older_rows_when_columns_are_added(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("tail,step_s\n8,1.5\n")
@@ -147,41 +103,6 @@ def test_a_runs_file_keeps_older_rows_when_columns_are_added(tmp_path: Path) -> 
     assert older == {"tail": "8", "step_s": "1.5", "staleness": "", "commit": ""}
     assert newer["staleness"] == "0.5" and newer["commit"]
     assert (last["tail"], last["step_s"], last["staleness"]) == ("2", "4.5", "")
-
-
-def test_the_grid_compares_with_the_best_baseline_and_leaves_out_settings_that_lack_a_system(tmp_path: Path) -> None:
-    base = {"strategy": "partial", "rollout_s": 60.0, "length_bias": 1.0, "off_policy": 0.5}
-    tokens = {"trained_tok": 1000, "withheld_tok": 0}
-    seconds = {
-        "verl sync": ("baseline", 200.0),
-        "verl colocate_async": ("baseline", 125.0),
-        "APRIL": ("baseline", 120.0),
-        "default": ("default", 100.0),
-        "partial 4096": ("tuned", 50.0),
-    }
-    rows = [
-        {"setting": str(setting), "system": system, "kind": kind, "step_s": step_s, **base, **tokens}
-        for setting, systems in ((SETTINGS[2], list(seconds)), (SETTINGS[3], ["default", "verl sync"]))
-        for system, (kind, step_s) in seconds.items()
-        if system in systems
-    ]
-    next(row for row in rows if row["kind"] == "tuned")["withheld_tok"] = 600
-    pd.DataFrame(rows).to_csv(tmp_path / "systems.csv", index=False)
-    [line] = defaults.summary(tmp_path).to_dict("records")
-    assert line["baseline"] == "APRIL" and line["of_baseline"] == pytest.approx(100 / 120)
-    assert line["of_tuned"] == pytest.approx(100 / (50 / 0.4))
-
-
-@pytest.mark.parametrize(("share", "cap"), [(0.9, None), (0.63, 0.75), (0.05, None)])
-def test_an_equal_share_has_the_loosest_cap_that_keeps_it(share: float, cap: float | None) -> None:
-    def measure_at(limit: float | None) -> dict[str, object]:
-        reached = 0.72 if limit is None else max(0.2, 0.8 * limit + 0.02)
-        return {"off_policy": reached, "step_s": 1 / reached, "cap": limit}
-
-    row = grid.equal_share(measure_at, share=share)
-
-    assert row["cap"] == cap
-    assert bool(row.get("refused")) == (share < 0.2) == (row["step_s"] == "")
 
 
 NOISE = 0.03  # of a window of few steps, and of the bound's sample of prompts

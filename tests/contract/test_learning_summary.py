@@ -1,14 +1,13 @@
 """What is made of the laboratory's runs, on runs of which the truth is known."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.learning import alarm, rows, summary, tasks
-from benchmarks.learning.summary import CELL, DEFAULT, ON_POLICY, ROW
+from benchmarks.learning import alarm, summary
+from benchmarks.learning.summary import ON_POLICY, ROW
 
 STEPS, EVERY = 100, 10
 NATS = {"0": 1e-14, "default": 1e-5, "2": 1e-4, "4": 1e-3, "8": 1e-2, "16": 1e-1}
@@ -67,29 +66,6 @@ def test_intervals_hold_the_truth_as_often_as_they_say(seeds: int) -> None:
     assert share == pytest.approx(0.95, abs=0.02)
 
 
-def test_of_one_seed_and_of_two_each_gap_is_said() -> None:
-    stale = {"staleness": "2", "accuracy": 0.8}
-    line = law_of({}, stale).iloc[0]
-    assert math.isnan(line["low"]) and summary.said(line) == "-0.100, 1 seed"
-    two = law_of({}, stale, {"seed": 1}, stale | {"seed": 1, "accuracy": 0.3}).iloc[0]
-    assert summary.said(two) == "-0.600/-0.100, 1 lost"
-
-
-def test_updates_are_counted_until_on_policy_s_gain_is_reached() -> None:
-    stale = {"staleness": "4", "correction": "decoupled"}
-    line = law_of({"share": 0.4}, stale | {"share": 0.8}).iloc[0]
-    assert line["to_late"] == pytest.approx(2, rel=0.2)
-    slow = law_of({"share": 0.4}, stale | {"accuracy": 0.7}).iloc[0]
-    assert slow["to_late"] == math.inf
-
-
-def test_a_run_that_learns_later_is_behind_over_the_whole_run_only() -> None:
-    stale = {"staleness": "4", "correction": "decoupled", "share": 1.0}
-    line = law_of({"share": 0.5}, stale, {"seed": 1, "share": 0.5}, stale | {"seed": 1}).iloc[0]
-    assert line["gap"] == pytest.approx(0, abs=1e-9) and line["mean_gap"] == pytest.approx(-0.15, abs=0.05)
-    assert summary.said(line, "mean_gap").startswith("-0.1")
-
-
 def test_the_recommendation_ends_at_the_last_setting_that_is_level_below_one_that_is_not() -> None:
     rng = np.random.default_rng(0)
 
@@ -117,18 +93,6 @@ def test_corrections_are_compared_in_the_settings_and_seeds_that_both_have() -> 
     assert line["addition, bound 4"].endswith(", 1 lost")
 
 
-def test_a_second_on_policy_run_says_what_chance_alone_comes_to() -> None:
-    rng, again = np.random.default_rng(0), {"strategy": rows.AGAIN}
-    own = five_seeds(rng, {"default": -0.1})
-    noise = [row | again | {"accuracy": row["accuracy"] + rng.normal(0, 0.02)} for row in own if "staleness" not in row]
-    lines = law_of(*own, *noise)
-    first, second = summary.by_setting(lines).to_dict("records")
-    assert first["Setting"] == "addition, on-policy again" and second["Setting"] == "addition, bound default"
-    chance = lines.iloc[0]
-    assert chance["low"] < 0 < chance["high"] and 0.01 < chance["high"] - chance["gap"] < 0.06
-    assert "In each" not in summary.recommendation(lines)  # it is no setting of the default correction
-
-
 def test_a_target_is_met_only_by_all_its_settings_with_all_seeds() -> None:
     rng = np.random.default_rng(0)
 
@@ -141,26 +105,6 @@ def test_a_target_is_met_only_by_all_its_settings_with_all_seeds() -> None:
     old = summary.targets(law_of(*five_seeds(rng, {"8": 0.0, "16": -0.02}, task="tail 25"))).iloc[2]
     assert old["Met"] == "yes" and "(tail 25, 16, `decoupled`" in old["Measured, worst"]
     assert summary.targets(law_of(*five_seeds(rng, {"16": -0.5}, task="tail 25")))["Met"][2] == "not run yet"
-
-
-def test_of_a_row_that_was_run_twice_the_last_counts_and_a_trial_does_not(tmp_path: Path) -> None:
-    frames = [runs_of({"accuracy": accuracy, "seed": 1}) for accuracy in (0.8, 0.9)]
-    trial = frames[0][0].assign(steps=EVERY, accuracy=0.3)
-    pd.concat([*(runs for runs, _ in frames), trial]).to_csv(tmp_path / "runs.csv")
-    pd.concat([curves for _, curves in frames]).to_csv(tmp_path / "curves.csv")
-    runs, curves = summary.read(tmp_path)
-    assert list(runs["accuracy"]) == [0.9] and list(runs["steps"]) == [STEPS]
-    assert len(curves) == STEPS // EVERY and curves["accuracy"].iloc[-1] == pytest.approx(0.9)
-
-
-def test_without_stale_runs_every_part_says_so() -> None:
-    pairs = summary.compared(*runs_of({}))
-    lines = summary.law(pairs)
-    assert lines.empty and set(CELL) <= set(lines)
-    assert set(summary.targets(lines)["Met"]) == {"not run yet"}
-    assert summary.recommendation(lines) == "Settings with fewer than 3 seeds: 0.\n"
-    assert summary.by_setting(lines).empty and summary.others(pairs).empty
-    assert "too few" in alarm.in_words(pairs, runs_of({})[1])
 
 
 def many(rng: np.random.Generator, bad_k3: float) -> Runs:
@@ -191,16 +135,3 @@ def test_an_alarm_is_found_where_there_is_one_and_none_where_there_is_none() -> 
         assert ("not better than chance" in alarm.in_words(pairs, curves)) != tells
         if tells:
             assert found.rule.startswith("`k3_kl` above 0.00") and found.found[0] >= 23 and found.false[0] <= 3
-
-
-def test_an_alarm_reads_nothing_of_the_second_half() -> None:
-    runs, curves = many(np.random.default_rng(0), 1e-3)
-    is_bad = curves.merge(runs[[*ROW, "accuracy"]], on=ROW)["accuracy_y"] < 0.5
-    curves.loc[is_bad & (curves["step"] > STEPS / 2), "k3_kl"] = 1.0
-    found = alarm.find(summary.compared(runs, curves), curves)
-    assert found is not None and not found.tells_something
-
-
-def test_defaults_are_rows_of_the_laboratory() -> None:
-    assert DEFAULT[0] in rows.STRATEGIES and DEFAULT[1] == rows.DEFAULT and DEFAULT[2] in rows.CORRECTIONS
-    assert ON_POLICY == rows.ON_POLICY and {*summary.TASKS, summary.OLDEST} <= set(tasks.TASKS)

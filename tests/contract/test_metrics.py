@@ -1,7 +1,5 @@
 """Every metric that a step emits is declared, and every declared one is emitted."""
 
-import inspect
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from benchmarks.side_by_side.run import VERL_DISCARDS
 from docs.declared import metrics
 from recipe.async_dapo import store
 from recipe.async_dapo.config.options import AsyncDAPOConfig
@@ -23,7 +19,7 @@ from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.rollout.reports import WorkerReport
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
-from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _drafts, _load, _tokens
+from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _drafts, _tokens
 from recipe.async_dapo.training.mixture import MixtureLogProbs
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -64,13 +60,6 @@ def test_emitted_and_declared_metrics_are_the_same(monkeypatch: pytest.MonkeyPat
     assert emitted | importance_keys() | mixture | drafts == declared
 
 
-def test_tokens_of_a_step_are_those_of_the_rows_that_decoded() -> None:
-    counts = {"generated_tok": 15, "drafted_tok": 20, "accepted_tok": 5}
-    both = [EngineLoad(kv_room_tok=1, max_num_seqs=1, **counts)] * 2
-    assert _drafts(both) == {"drafts/tok_per_step": 1.5}
-    assert _drafts([EngineLoad(kv_room_tok=1, max_num_seqs=1, generated_tok=15)]) == {}
-
-
 def test_every_token_that_is_not_trained_counts_as_discarded_or_filtered() -> None:
     outcomes = [
         GroupOutcome(prompt_uid=verdict, verdict=verdict, response_lens_tok=(lens_tok, 1))
@@ -89,30 +78,6 @@ def test_every_token_that_is_not_trained_counts_as_discarded_or_filtered() -> No
         "tokens/filtered": 9,
         "tokens/waste_ratio": 49 / 119,
     }
-
-
-@pytest.mark.parametrize(("inflight_max", "idle_ratio"), [(0, 0.0), (4, 0.25)])
-def test_a_round_without_requests_left_no_place_empty(inflight_max: int, idle_ratio: float) -> None:
-    balancer = SimpleNamespace(
-        acquired=inflight_max,
-        servers=1,
-        lost_servers=0,
-        inflight_max=inflight_max,
-        busy_s=3.0 * inflight_max,
-        versions_behind=None,
-        updates_s=(),
-    )
-    record: Any = SimpleNamespace(balancer=balancer, rollout_s=4.0)
-    assert _load(record)["load_balancer/idle_ratio"] == idle_ratio
-
-
-def test_verl_counts_the_groups_that_it_throws_away_under_the_names_that_side_by_side_reads() -> None:
-    surplus, stale = VERL_DISCARDS
-    assert surplus.removeprefix("training/") in inspect.getsource(ReplayBuffer.sample)
-    buffer = ReplayBuffer.__new__(ReplayBuffer)
-    buffer.prompt_global_steps, buffer._clear_groups = {"train": {"uid": 1}}, lambda *_: None
-    *_, metrics = buffer._evict_terminal_groups(9, "train", ({"uid"}, set(), set(), Counter()))
-    assert metrics[stale] == 1
 
 
 def test_fields_of_a_reward_that_have_no_mean_do_not_end_a_validation(caplog: pytest.LogCaptureFixture) -> None:

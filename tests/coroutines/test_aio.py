@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.runtime.aio import Gathered, LimitReached, await_all, run_to_completion, within
+from recipe.async_dapo.runtime.aio import Gathered, LimitReached, run_to_completion, within
 
 from ..support.simulation import now_s
 
@@ -83,26 +83,6 @@ async def test_given_a_limit_then_it_is_told_from_a_timeout_of_what_is_awaited()
         with pytest.raises(LimitReached):
             await within(5, late)
     assert now_s() - began_s == 10
-
-
-async def test_given_several_calls_when_awaited_together_then_results_keep_their_order_and_run_at_once() -> None:
-    assert await await_all(after(delay_s, delay_s) for delay_s in (3, 1, 2)) == [3, 1, 2]
-    assert now_s() == pytest.approx(3)
-
-
-async def test_given_one_call_that_fails_when_awaited_together_then_its_error_comes_alone_and_at_once() -> None:
-    calls = [after(5, "late"), after(1, KeyError("first")), after(2, ValueError("second"))]
-    with pytest.raises(KeyError, match="first"):
-        await await_all(calls)
-    assert now_s() == pytest.approx(1)
-
-
-async def test_given_calls_awaited_together_when_cancelled_then_it_is_a_plain_cancellation() -> None:
-    task = asyncio.create_task(await_all([after(5, "late"), after(6, "later")]))
-    await asyncio.sleep(1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
 
 
 async def test_what_is_added_in_one_turn_of_the_loop_or_during_a_call_goes_together_and_all_get_its_answer() -> None:

@@ -49,14 +49,6 @@ async def test_a_turn_costs_a_call_for_its_lease_and_an_unawaited_one_to_return_
     assert [method for method, _, _ in it.balancer_handle.calls[3:]] == ["exchange", "exchange"]
 
 
-async def test_given_a_prompt_group_when_a_request_is_sent_then_the_load_balancer_is_told_whose_answer_it_generates():
-    it = world()
-    current_recorder.set(Recorder(trajectory=Trajectory(session_id=3), prompt_uid="group"))
-    await it.client.generate("request", prompt_ids=[7], sampling_params={})
-    method, ([request], returned), _ = it.balancer_handle.calls[0]
-    assert (method, request.group, returned) == ("exchange", "group", [])
-
-
 @pytest.mark.parametrize("name", ["min_p", "logit_bias", "stop"])
 def test_given_drafts_when_a_loop_asks_for_what_vllm_refuses_with_them_then_it_is_told_at_once(name: str) -> None:
     async def main(**options: bool) -> None:
@@ -144,8 +136,11 @@ async def test_given_any_events_at_any_time_then_the_turn_is_whole_in_the_end_an
     stamps = [stamp for stamp, count in it.trajectory.stamps for _ in range(count)]
     assert stamps == sorted(stamps) and it.trajectory.generated_tok == LENGTH_TOK
     assert_whole(output := await it.generate())
-    read_by = [stamps[0]] * (len(PROMPT) - 1) + stamps  # each token by the policy that sampled the next one
-    assert output.routed_experts.tolist() == [[[*entry]] for entry in enumerate(read_by)]
+    # The last request has read its context at once, and each further token before it sampled the next one. It has met
+    # other weights meanwhile if it was kept in its engine.
+    begun = range(LENGTH_TOK) if pause_mode == "keep" else [stamps.index(stamps[-1])]
+    read_by = [[*enumerate([stamps[first]] * first + stamps[first:])] for first in begun]
+    assert [(place, version) for [[place, version]] in output.routed_experts.tolist()] in read_by
     await asyncio.sleep(100 + CLEANUP_TIMEOUT_S)
     status = await it.balancer.get_status()
     assert (status["total_inflight"], status["queued"]) == (0, 0)
@@ -154,20 +149,6 @@ async def test_given_any_events_at_any_time_then_the_turn_is_whole_in_the_end_an
     if kinds in (["cancel"], ["stop"]):
         generated = [len(tokens) for server in living for tokens in server.generated.values()]
         assert sum(generated) == LENGTH_TOK, "a token was lost, and generated again"
-
-
-async def test_given_a_connection_that_stays_broken_when_it_is_back_then_the_lost_request_ends_and_its_lease_returns():
-    it = World({"a": ScriptedServer(100)})
-    asyncio.get_running_loop().call_at(3.0, it.handles["a"].cut_off, 5.0)
-    turn = asyncio.create_task(it.generate())
-    await asyncio.sleep(7.5)
-    assert len(it.servers["a"].running) == 1
-    assert (await it.balancer.get_status())["total_inflight"] >= 1  # it still takes a place
-    await asyncio.sleep(5.0)
-    (lost,) = it.servers["a"].generated.values()
-    assert len(lost) < 10
-    assert len(it.servers["a"].running) == (await it.balancer.get_status())["total_inflight"] == 1
-    await turn
 
 
 PIECE_TOK = 4
@@ -217,19 +198,6 @@ async def test_given_a_token_budget_when_interrupted_and_resumed_then_all_segmen
     await it.is_quiet()
 
 
-async def test_given_a_limit_of_tokens_a_round_when_it_is_reached_then_the_turn_is_set_aside_and_goes_on_next_time():
-    it = world()
-    lens_tok = []
-    for _ in range(5):
-        turn = it.generate()
-        it.recorder.round_left_tok = 2
-        ending = await ending_of(turn)
-        lens_tok.append((len(it.trajectory.raw_response_ids), type(ending)))
-    assert lens_tok[:3] == [(2, TrajectoryInterrupted), (4, TrajectoryInterrupted), (6, type(None))]
-    assert it.trajectory.raw_response_ids == ALL_TOKENS
-    await it.is_quiet()
-
-
 @pytest.mark.parametrize("own", [{}, {"max_tokens": 100}, {"max_new_tokens": 100}])
 async def test_given_a_context_that_ends_before_the_turn_s_budget_then_the_turn_ends_with_it_in_whatever_round(own):
     it = world()
@@ -247,16 +215,6 @@ async def test_given_a_context_that_ends_before_the_turn_s_budget_then_the_turn_
 async def test_given_a_loop_that_has_spent_its_budget_when_it_generates_then_it_gets_one_token_as_from_verl(max_tokens):
     it = world()
     assert (await it.generate(max_tokens=max_tokens)).token_ids == ALL_TOKENS[:1]
-
-
-async def test_given_a_removal_that_is_slow_when_a_server_dies_then_the_turn_does_not_ask_it_again() -> None:
-    it = world(latency_s=lambda method: 2.0 if method == "look_after_servers" else 0.25)
-    turn = asyncio.create_task(it.generate())
-    await asyncio.sleep(2)
-    (name,) = [name for name, server in it.servers.items() if server.running]
-    it.handles[name].kill()
-    assert_whole(await turn)
-    assert [method for method, _, _ in it.handles[name].calls].count("generate") == 1
 
 
 COUNTS = {

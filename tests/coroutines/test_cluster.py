@@ -78,27 +78,6 @@ def test_given_no_old_tokens_then_each_step_is_that_of_discard(start, strategy) 
     assert sum(step["async_dapo/early_stop/redrawn_groups"] for step in own) > 0
 
 
-@pytest.mark.slow
-def test_given_a_long_tail_when_tokens_may_be_one_version_old_then_none_is_masked(start) -> None:
-    """Groups that begin while older ones have to be finished must find room in a later step."""
-    opts = options(
-        rollout_strategy=RolloutStrategy.PARTIAL,
-        stop_rule=StopRuleName.FIRST_COMPLETED,
-        rollout_pool_size=Auto.AUTO,
-        over_sampling_batch_size=Auto.AUTO,
-        max_staleness=1,
-        max_loads_per_server=None,
-        target_valid_groups=4,
-    )
-
-    def length_of(prompt_ids: list[int]) -> int:
-        return max(1, min(900, int(40 * Random(f"length {prompt_ids}").lognormvariate(0, 1.4))))
-
-    task = Task(length_of, lambda prompt_ids: float(Random(f"metric {prompt_ids}").random() < 0.5))
-    cluster = start(opts, task=task)
-    assert sum(cluster.step()["async_dapo/partial/withheld_tokens"] for _ in range(25)) == 0
-
-
 @pytest.mark.parametrize("seed", [*range(60), *MORE_SEEDS])
 def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeated(start, seed) -> None:
     """Tools, stops, resumptions, retirements, failures, deaths, broken connections, validations and restarts from a
@@ -152,6 +131,24 @@ def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeat
     assert ledger["trained"] == 7 * opts.target_valid_groups and ledger["drawn"] >= cluster.num_drawn
 
 
+@pytest.mark.parametrize("strategy", [RolloutStrategy.DISCARD, RolloutStrategy.CONSISTENT])
+def test_given_a_checkpoint_with_interrupted_groups_when_the_strategy_interrupts_none_then_they_begin_anew(
+    start, strategy
+) -> None:
+    """No group that begins under one policy goes on under another."""
+    partial = options(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED)
+    cluster = start(partial, task=random_task(0))
+    while not (interrupted := cluster.buffer.pool.buffered) or cluster.buffer.pool.num_carried:
+        cluster.step()
+    cluster.options = replace(partial, rollout_strategy=strategy)
+    cluster = resumed(start, cluster)
+    retired = cluster.buffer.pool.ledger.retired
+    first, *_ = metrics = cluster.steps(6)
+    assert not any(step["async_dapo/partial/resumed_groups"] for step in metrics)
+    assert first["async_dapo/ledger/retired"] - retired == len(interrupted)
+    assert first["async_dapo/tokens/discarded"] >= sum(group.generated_tok for group in interrupted)
+
+
 def test_given_partial_rollout_when_a_long_response_is_interrupted_again_and_again_then_it_is_trained_in_the_end(start):
     def length_of(prompt_ids: list[int]) -> int:
         return 60 if prompt_ids[0] == 0 else 6
@@ -163,32 +160,6 @@ def test_given_partial_rollout_when_a_long_response_is_interrupted_again_and_aga
         metrics = cluster.step()
         ages.append(metrics["async_dapo/age/max"])
     assert len(ages) > 2 and ages[-1] == len(ages) - 1
-
-
-@pytest.mark.slow
-def test_given_a_cap_on_old_tokens_and_a_filter_that_drops_groups_then_fewer_are_interrupted_and_old(start) -> None:
-    def interrupted_and_old(cap: float | None) -> tuple[float, float]:
-        opts = options(
-            rollout_strategy=RolloutStrategy.PARTIAL,
-            stop_rule=StopRuleName.FIRST_COMPLETED,
-            over_sampling_batch_size=8,
-            max_concurrent_prompts=8,
-            max_partial_share=cap,
-        )
-        steps = [step for seed in range(3) for step in start(opts, task=random_task(seed)).steps(25)[5:]]
-        keys = "early_stop/interrupted_groups", "partial/off_policy_token_ratio"
-        return tuple(sum(step[f"async_dapo/{key}"] for step in steps) / len(steps) for key in keys)
-
-    (interrupted, old), (interrupted_capped, old_capped) = interrupted_and_old(None), interrupted_and_old(0.1)
-    assert interrupted_capped < interrupted / 2
-    assert old_capped < old / 2
-
-
-def test_given_discard_and_first_completed_then_training_prefers_short_answers_and_the_metrics_show_it(start) -> None:
-    opts = options(stop_rule=StopRuleName.FIRST_COMPLETED, over_sampling_batch_size=8, max_concurrent_prompts=4)
-    biased = start(opts, task=random_task(3))
-    metrics = biased.steps(10)[-1]
-    assert metrics["async_dapo/length/trained_to_dispatched"] < 0.8
 
 
 @STRATEGIES

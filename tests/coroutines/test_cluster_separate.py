@@ -8,14 +8,12 @@ import pytest
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.engines.load_balancer import LoadBalancerStats
-from recipe.async_dapo_lab.recorder import LabRecorder
 
-from ..support.separate_cluster import SEPARATE, SeparateCluster, separate_options, slow_by_half
+from ..support.separate_cluster import SEPARATE, SeparateCluster, separate_options
 from ..support.simulated_cluster import resumed
 from ..support.simulated_worker import Task, random_task
 
 STRATEGIES = pytest.mark.parametrize("strategy", SEPARATE)
-TIMELINE_SEEDS = [pytest.param(seed, marks=() if seed in (3, 8, 13) else pytest.mark.nightly) for seed in range(36)]
 MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(31, 400)]
 
 
@@ -60,30 +58,6 @@ def test_given_a_steady_run_then_short_answers_are_not_preferred(start, strategy
     natural = [task.length_of(ids) for ids in begun if ids[0] in set(valid[: len(cluster.trained)])]
     ratio = (sum(cluster.lengths) / len(cluster.lengths)) / (sum(natural) / len(natural))
     assert 0.9 < ratio < 1.1
-
-
-@pytest.mark.parametrize("seed", TIMELINE_SEEDS)
-@STRATEGIES
-def test_given_checkpoints_and_validations_between_steps_then_the_timeline_has_all_of_each_engine_in_order(
-    start, strategy, seed
-) -> None:
-    cluster = start(separate_options(strategy), SeparateCluster, task=random_task(seed), num_servers=2)
-    recorder = cluster.buffer.recorder = LabRecorder()
-    lines = []
-    for step in range(1, 9):
-        cluster.step()
-        if step % 2 == 0:
-            cluster.end_round()
-        if step % 3 == 0:
-            cluster.validate(2)
-        lines.append(recorder._take_timeline())
-    cluster.engines.await_newest_weights()
-    cluster.step()
-    lines.append(recorder._take_timeline())
-    for name in cluster.takers:
-        times = [sample.time_s for line in lines for sample in line.engines[name]]
-        assert times == sorted(times), "one sample of each batch, and of each stop"
-        assert len(times) == cluster.step_number + len(cluster.specs) - 1
 
 
 def test_given_a_checkpoint_before_a_step_s_batch_then_the_step_counts_what_engines_did_before_and_after_it(start):
@@ -150,18 +124,6 @@ def test_given_a_checkpoint_of_a_looser_limit_then_what_is_too_stale_is_handed_o
     cluster.steps(3)
 
 
-@STRATEGIES
-def test_given_a_validation_then_all_engines_that_stand_still_take_the_weights_at_once(start, strategy) -> None:
-    cluster = start(separate_options(strategy), SeparateCluster, task=random_task(4), num_servers=4, transfer_s=30.0)
-    for _ in range(3):
-        cluster.step()
-        cluster.end_round()
-        stopped_s = cluster.loop.time()
-        cluster.engines.await_newest_weights()
-        assert cluster.loop.time() - stopped_s < 32
-        cluster.validate(4)
-
-
 def test_given_training_that_takes_longer_than_a_round_may_then_the_next_batch_has_its_whole_time(start) -> None:
     opts = separate_options(RolloutStrategy.PARTIAL, round_timeout_s=60.0)
     cluster = start(opts, SeparateCluster, task=Task(lambda _: 12), training_s=200.0)
@@ -206,22 +168,6 @@ def test_given_the_only_engine_when_it_cannot_take_the_weights_then_the_run_ends
     cluster.takers["server-0"].fails = KeyError("layer.0.weight")
     with pytest.raises(EnginesUnavailable, match=r"engine 0 has not taken new weights: KeyError: 'layer\.0\.weight'"):
         cluster.steps(4)
-
-
-@pytest.mark.slow
-@STRATEGIES
-def test_given_a_slow_engine_then_the_others_are_not_kept_by_it(start, strategy) -> None:
-    def seconds(is_slow: bool) -> float:
-        opts = separate_options(strategy, max_concurrent_prompts=8, target_valid_groups=4, over_sampling_batch_size=12)
-        cluster = start(opts, SeparateCluster, task=Task(lambda ids: 10 + ids[0] % 7), num_servers=4, training_s=2.0)
-        if is_slow:
-            slow_by_half(cluster, 0)
-        cluster.steps(3)
-        before_s = cluster.loop.time()
-        cluster.steps(12)
-        return cluster.loop.time() - before_s
-
-    assert seconds(True) < 1.3 * seconds(False)
 
 
 @pytest.mark.parametrize("seed", [*range(24), 30, *MORE_SEEDS])

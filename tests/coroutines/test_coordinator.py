@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec
+from recipe.async_dapo.core.round import GroupEvent, RoundSpec
 from recipe.async_dapo.rollout.coordinator import RoundEvent
 from recipe.async_dapo.separate.coordinator import RollingCoordinator
 from recipe.async_dapo.separate.rolling_round import RollingSpec
@@ -160,33 +160,6 @@ async def test_given_lanes_that_wait_when_groups_come_then_each_lane_that_gets_o
     await settle()
     await it.add_groups("step-1", tickets("a", "b"))
     assert [await lane for lane in lanes] == ["a", "b"]
-
-
-async def test_given_many_waiting_lanes_when_places_come_free_then_only_those_that_get_a_group_are_woken(monkeypatch):
-    lanes, groups = 500, 50
-    tried = 0
-
-    def counted_take(state: Round, worker: int) -> str | None:
-        nonlocal tried
-        tried += 1
-        return take_of_round(state, worker)
-
-    take_of_round = Round.take
-    monkeypatch.setattr(Round, "take", counted_take)
-
-    it = coordinator()
-    names = [f"group-{i}" for i in range(groups)]
-    await it.open_round(spec(target_valid_groups=groups, pool_size=1), tickets(*names))
-    async with asyncio.TaskGroup() as tasks:
-        taken = [tasks.create_task(it.take_group("step-1", 0)) for _ in range(lanes)]
-        for name in names:
-            await settle()
-            await it.report_progress("step-1", [(name, GroupEvent.GENERATED)])
-            await it.report_completion("step-1", ended(name))
-    started = [ticket.prompt_uid for lane in taken if (ticket := lane.result()) is not None]
-    assert started == names
-    assert await it.next_event("step-1") is RoundEvent.STOPPED
-    assert tried <= lanes + 2 * groups  # a place that comes free is reported twice
 
 
 async def test_given_a_group_that_only_its_home_can_go_on_with_when_a_place_comes_free_then_its_home_is_woken() -> None:

@@ -91,33 +91,6 @@ async def test_given_a_stop_at_any_time_then_requests_come_back_at_once_and_cont
     assert sorted(whole) == [answer(number) for number in range(3)], "an answer was lost or drawn twice"
 
 
-@at_each(GRID_S[:-4])
-async def test_given_an_abort_of_one_request_then_it_alone_comes_back_at_the_next_token(monkeypatch, abort_s: float):
-    server = start_server(monkeypatch, emulated())
-    aborted, other = generate(server, "aborted"), generate(server, "other")
-    await asyncio.sleep(abort_s)
-    await server.abort_requests(["aborted", "unknown"])
-    output = await aborted
-    assert now_s() <= abort_s + STEP_S / SPEEDUP + 1e-6
-    assert output.token_ids == answer(0)[: len(output.token_ids)]
-    assert output.stop_reason == ("completed" if len(output.token_ids) == LENGTH_TOK else "aborted")
-    assert (await other).token_ids == answer(1)
-    assert now_s() == pytest.approx(LENGTH_TOK * STEP_S / SPEEDUP), "the abort cost the other request time"
-
-
-async def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(monkeypatch) -> None:
-    engine = emulated()
-    server = start_server(monkeypatch, engine)
-    call = generate(server)
-    await asyncio.sleep(1)
-    await server.stop_generation("keep")
-    assert (await call).stop_reason == "paused"
-    await server.abort_requests(["request"], forget=True)
-    await server.allow_generation()
-    assert engine.model.num_running == engine.model.num_waiting == 0 and engine.model.kv_tok == 0
-    assert not server._requests.running()
-
-
 async def test_given_a_limit_of_tokens_when_it_is_reached_then_the_answer_goes_on_in_the_next_request(monkeypatch):
     server = start_server(monkeypatch, emulated())
     first = await generate(server, max_tokens=5)
@@ -125,14 +98,3 @@ async def test_given_a_limit_of_tokens_when_it_is_reached_then_the_answer_goes_o
     second = await generate(server, "again", PROMPT + first.token_ids, max_tokens=95)
     assert first.token_ids + second.token_ids == answer(0)
     assert second.extra_fields["finish_reason"] == "stop"
-
-
-async def test_given_a_busy_machine_when_a_batch_changes_late_then_it_says_how_late(monkeypatch) -> None:
-    engine = emulated()
-    loop = asyncio.get_running_loop()
-    call = generate(start_server(monkeypatch, engine))
-    await asyncio.sleep(1)
-    loop._selector.now_s += 10  # type: ignore[attr-defined]
-    await call
-    assert max(engine.take_lateness()) == pytest.approx((11 - LENGTH_TOK / SPEEDUP) * SPEEDUP)
-    assert engine.take_lateness() == []

@@ -10,11 +10,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from recipe.async_dapo.calls import TrajectoryInterrupted, append_tokens, prompt_digest
 from recipe.async_dapo.config.values import ConfigError, OnRewardError
 from recipe.async_dapo.core.outcome import Verdict
-from recipe.async_dapo.core.round import GroupEvent
 from recipe.async_dapo.core.step import Step
 from recipe.async_dapo.core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, Turn
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
-from recipe.async_dapo.store import rows_of
 
 from ..support.rollout_world import Loop, N, finished, group, outcome_of, recorder, rollout, scores, stopped_at
 from ..support.simulation import now_s, settle, simulate
@@ -30,11 +28,6 @@ async def test_given_all_trajectories_end_then_the_group_is_judged_with_the_last
     assert outcome.verdict is verdict
     assert outcome.response_lens_tok == (1,) * N and (outcome.oldest_version, outcome.newest_version) == (0, 0)
     assert now_s() == pytest.approx(N) and not held.unfinished
-
-
-def test_given_the_filter_off_when_nothing_varies_then_the_group_is_valid() -> None:
-    outcome = simulate(outcome_of(rollout(compute_score=scores(1, 1, 1, 1), is_filtered=False)))
-    assert outcome.verdict is Verdict.VALID
 
 
 @pytest.mark.parametrize(("value", "reason"), [(ValueError("broken"), "reward_error"), (math.nan, "reward_not_finite")])
@@ -90,19 +83,6 @@ async def test_given_validation_when_trajectories_fail_then_the_others_are_kept(
     assert outcome.cause is not None and "refused" in outcome.cause.summary
 
 
-async def test_generated_trajectories_are_told_once_each_before_they_are_scored() -> None:
-    told: list[tuple[float, str, GroupEvent]] = []
-
-    running = rollout(
-        compute_score=scores(0, 1, 0, 1, takes_s=10), tell=lambda uid, event: told.append((now_s(), uid, event))
-    )
-    await running.run(group())
-    assert told == [
-        *((pytest.approx(k), "group", GroupEvent.GENERATED) for k in (1, 2, 3, 4)),
-        (pytest.approx(12), "group", GroupEvent.CERTAIN),
-    ]
-
-
 async def unreset(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
     """The second one's environment does not start: it returns a masked output, and has asked no engine."""
     await asyncio.sleep(1)
@@ -115,14 +95,6 @@ def test_given_a_trajectory_that_samples_no_token_then_it_is_a_counted_failure()
     outcome = simulate(outcome_of(rollout(unreset)))
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "generation_error")
     assert outcome.cause is not None and "without a generated token" in outcome.cause.summary
-
-
-async def test_given_validation_when_a_trajectory_samples_no_token_then_the_others_are_stored() -> None:
-    held = group()
-    outcome = await outcome_of(rollout(unreset, keeps_failures=True), held)
-    assert outcome.verdict is Verdict.VALID
-    rows = list(rows_of(held))
-    assert [key for key, _, _ in rows] == ["group_0_0", "group_2_0", "group_3_0"]
 
 
 def test_given_an_output_without_tokens_beside_others_then_it_is_a_counted_failure() -> None:

@@ -1,6 +1,7 @@
 """The load balancer actor as a plain class: waiters, stops, and servers that leave, die or cannot be reached."""
 
 import asyncio
+from contextlib import suppress
 from random import Random
 
 import pytest
@@ -15,7 +16,7 @@ from ..support.client_world import LENGTH_TOK, assert_whole, world
 from ..support.fakes import FakeHandle, ScriptedServer, token_at
 from ..support.router import router_options
 from ..support.scripted_engine import ScriptedEngine, start_server
-from ..support.simulation import at_each, now_s, settle
+from ..support.simulation import at_each, settle
 
 
 class Operated:
@@ -60,7 +61,9 @@ class Operated:
                 assert await lease(self.balancer, f"late-{number}") is None
                 await release(self.balancer, f"late-{number}")
             await asyncio.sleep(self.random.uniform(0, 3))
-            await self.balancer.open()
+            with suppress(RuntimeError):
+                await self.balancer.open()
+            assert (await self.balancer.get_status())["is_open"] or not await self.registered
             assert not any(handle.target.is_stopped for handle in await self.registered)
 
     async def wait_for_returns(self) -> None:
@@ -114,44 +117,6 @@ async def test_given_anything_at_any_time_when_all_is_released_then_nothing_leak
     await release(it.balancer, "frozen")
     await is_quiet(it.balancer)
     assert len(await it.registered) == len((await it.balancer.get_status())["registered_handles"]), "a dead one is left"
-
-
-@pytest.mark.parametrize(("keeps_siblings", "servers"), [(True, 1), (False, 4)])
-async def test_given_requests_of_a_group_when_siblings_are_to_be_kept_together_then_they_are_leased_on_one_server(
-    keeps_siblings, servers
-) -> None:
-    lb = balancer("abcd", capacity=64, keeps_siblings=keeps_siblings)
-    names = [f"lease-{k}" for k in range(4)]
-    assert len({await lease(lb, name, request_id=f"trajectory-{name}", group="group") for name in names}) == servers
-    await release(lb, *names)
-
-
-async def test_given_4096_waiters_when_a_lease_is_released_then_the_next_one_has_it_at_once() -> None:
-    lb = balancer()
-    waiters = [acquire(lb, f"lease-{k}") for k in range(4098)]
-    await settle()
-    assert [waiter.done() for waiter in waiters[:3]] == [True, True, False]
-    before_s = now_s()
-    await release(lb, "lease-0")
-    assert await waiters[2] is not None
-    assert now_s() == before_s
-    await lb.stop()
-    assert [await waiter for waiter in waiters[3:]] == [None] * 4095
-    await release(lb, *(f"lease-{k}" for k in range(4098)))
-    await is_quiet(lb)
-
-
-async def test_given_a_lease_that_waits_when_the_same_one_is_requested_again_then_the_first_is_not_harmed() -> None:
-    lb = balancer("a")
-    await lease(lb, "holder")
-    first = acquire(lb, "lease")
-    await settle()
-    with pytest.raises(AssertionError, match="requested twice"):
-        await lease(lb, "lease")
-    await release(lb, "holder")
-    assert await first is not None
-    await release(lb, "lease")
-    await is_quiet(lb)
 
 
 async def test_statistics_are_since_they_were_taken_without_voided_waiters_and_the_time_between_rounds(monkeypatch):

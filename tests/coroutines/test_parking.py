@@ -1,7 +1,6 @@
 """Tokens stay where they were generated; the pool and the coordinator see their numbers only."""
 
 import asyncio
-import pickle
 from array import array
 from types import SimpleNamespace
 
@@ -73,13 +72,6 @@ def test_given_a_ticket_then_it_carries_no_tokens_whether_a_worker_or_a_checkpoi
         ticket = parking.ticket_of(group)
         assert not isinstance(ticket.content, bytes)
         assert (ticket.unfinished, ticket.is_attached) == (2, True)
-
-
-def test_given_a_group_without_tokens_then_the_ticket_carries_it() -> None:
-    group = PromptGroup(uid="new", prompt={"index": 0}, drawn_at_step=1, trajectories=[Trajectory(session_id=0)])
-    ticket = parking.ticket_of(group)
-    assert isinstance(ticket.content, bytes) and pickle.loads(ticket.content) == group
-    assert asyncio.run(parking.unpark(ticket)) == group and group.parked is None
 
 
 def test_given_a_node_that_does_not_send_the_tokens_when_a_checkpoint_wants_them_then_it_says_so(monkeypatch) -> None:
@@ -159,13 +151,6 @@ def test_given_a_worker_that_dies_while_it_parks_then_its_groups_are_not_lost_si
     cluster.worker_handles[0].kill()
     with pytest.raises(parking.TokensLost, match="worker died, and with it the tokens of prompt group"):
         list(to_frames(cluster.buffer.state()))
-
-
-def test_given_a_parked_group_when_it_starts_anew_then_nothing_of_it_is_kept() -> None:
-    group = interrupted_group()
-    parking.park(group)
-    assert group.restart() == LENGTH_TOK + 7
-    assert group.parked is None and not group.has_started
 
 
 @pytest.mark.parametrize("strategy", [RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV])

@@ -3,25 +3,21 @@
 import asyncio
 import pickle
 from io import BytesIO
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
-import torch
 from PIL import Image
 
-from recipe.async_dapo import store
 from recipe.async_dapo.calls import prompt_digest
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.rollout import stored_pixels
 from recipe.async_dapo.rollout.manager import make_group
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.rollout.parking import ticket_of, unpark
-from recipe.async_dapo.rollout.pictures import PictureInputs, check_seen, opened, without_pictures
+from recipe.async_dapo.rollout.pictures import check_seen, opened, without_pictures
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 
 from .test_packed_output import output, sampled
@@ -117,40 +113,3 @@ def test_given_pictures_when_a_checkpoint_is_written_then_it_holds_each_once_a_g
     assert [b"".join(frames).count(file_of(color)) for color in COLORS] == [1, 1]
     [restored] = from_frames(frames).pool.buffered
     assert opened(restored.prompt)["raw_prompt"][1]["content"][0]["image"].size == (56, 28)
-
-
-class Worker:
-    """The parts of verl's worker that pictures are made into inputs with."""
-
-    processor = SimpleNamespace(image_processor=SimpleNamespace(patch_size=14))
-    config = SimpleNamespace(data={})
-
-    class dataset_cls:
-        @staticmethod
-        async def process_multi_modal_info(messages, **_):
-            content = messages[-1]["content"]
-            return [item["image"] for item in content if item["type"] == "image"] or None, None, None
-
-    def _compute_multi_modal_inputs(self, seen, ids_T):
-        images = seen.multi_modal_data.get("images", [])
-        kinds = {"mm_token_type_ids": torch.zeros(1, len(ids_T))}
-        return kinds | ({"pixel_values": torch.ones(len(images), 4)} if images else {})
-
-    def _compute_position_ids(self, ids_1T, mask_1T, inputs):
-        assert inputs.pop("mm_token_type_ids") is not None
-        return torch.arange(ids_1T.shape[1]).expand(1, 4, -1)
-
-
-@pytest.mark.parametrize("colors", [COLORS, []])
-def test_given_pictures_when_rows_are_stored_then_pixel_values_are_there_once_a_group(monkeypatch, colors):
-    group = finished_group(*colors)
-    worker: Any = Worker()
-    inputs_of = asyncio.run(PictureInputs.of(group, worker))  # pixel values are made in a thread: no virtual time
-    rows = {key: fields for key, fields, _ in store.rows_of(group, inputs_of)}
-    assert [bool(fields[store.PIXELS]) for fields in rows.values()] == [False, False, bool(colors)]
-    monkeypatch.setattr(store, "read_pixels", lambda key: rows[key][store.PIXELS])
-    for fields in rows.values():
-        assert fields["position_ids"].shape == (4, len(fields["input_ids"]))
-        inputs = pickle.loads(pickle.dumps(fields["multi_modal_inputs"]))
-        assert "image_bound" not in inputs and len(dict(inputs.items()).get("pixel_values", [])) == len(colors)
-    assert isinstance(rows[next(iter(rows))]["multi_modal_inputs"], stored_pixels.StoredPixels) == bool(colors)

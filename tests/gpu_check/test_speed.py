@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo_lab.gpu_check.speed import Cell, cells, judge_speed, record_line
-from recipe.async_dapo_lab.gpu_check.supervised import last_words, run_supervised
+from recipe.async_dapo_lab.gpu_check.supervised import run_supervised
 from recipe.async_dapo_lab.plan.calibration import calibrate
 
 BASE_S, PER_REQUEST_S, PER_KV_S = 0.009, 1.2e-4, 4e-8
@@ -70,10 +70,3 @@ def test_given_a_process_when_it_ends_then_its_last_error_is_told(tmp_path: Path
     assert run("print(1); raise RuntimeError('no kernel image')", tmp_path).startswith("RuntimeError: no kernel image")
     assert run("import os; os._exit(7)", tmp_path).startswith("exit code 7")
     assert run("import threading; threading.Event().wait()", tmp_path, timeout_s=0.5).startswith("not done after")
-
-
-def test_given_a_log_of_vllm_when_it_has_an_error_then_the_prefix_is_left_out(tmp_path: Path) -> None:
-    log = tmp_path / "engine.log"
-    log.write_text("(EngineCore pid=7) INFO 1\n(EngineCore pid=7) ValueError: no room\n(EngineCore pid=7) bye\n")
-    assert last_words(log) == "ValueError: no room"
-    assert last_words(tmp_path / "none.log") == ""

@@ -31,16 +31,6 @@ def test_given_equal_lengths_then_the_best_throughput_is_that_of_the_largest_bat
     assert best_tokens_per_s(COST, lens_tok, prompt_len_tok=50, max_num_seqs=7) < rate
 
 
-def test_given_filtered_groups_then_more_tokens_are_needed_and_no_more_trained() -> None:
-    all_valid, half_valid = (
-        bound_of(small_scenario(valid_share=1.0)),
-        bound_of(small_scenario(valid_share=0.5)),
-    )
-    assert half_valid.needed_tok == pytest.approx(2 * all_valid.needed_tok, rel=0.1)
-    assert half_valid.trained_tok == pytest.approx(all_valid.trained_tok, rel=0.05)
-    assert half_valid.step_s - half_valid.rollout_s == pytest.approx(all_valid.step_s - all_valid.rollout_s, rel=0.05)
-
-
 @pytest.mark.parametrize("name", ["sync", "partial", "discard"])
 def test_given_any_system_then_its_steps_take_at_least_the_bound_in_the_mean(name: str) -> None:
     setting = small_scenario()
@@ -79,7 +69,3 @@ def test_steps_whose_places_were_all_full_are_not_idle_however_many_places_each_
     mean = mean_of([full(step, 100), full(step, 200)])
     assert mean.idle_ratio == 0.0 and mean.inflight_max == 200
     assert replace(mean, lease_s=mean.lease_s / 2).idle_ratio == 0.5
-
-
-def test_a_step_without_any_request_is_not_idle(step):
-    assert full(step, 0).idle_ratio == 0.0

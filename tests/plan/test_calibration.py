@@ -29,11 +29,6 @@ def test_given_throughputs_with_cache_sizes_then_all_three_terms_are_found(tmp_p
     assert (fitted.base_s, fitted.per_request_s, fitted.per_kv_token_s) == pytest.approx((BASE_S, PER_REQUEST_S, 4e-8))
 
 
-def test_given_one_concurrency_only_then_the_step_time_there_is_right(tmp_path):
-    fitted = calibrate(write(tmp_path / "one.jsonl", [{"inflight": 8, "tokens_per_s": 1000}]))
-    assert fitted.base_s + 8 * fitted.per_request_s == pytest.approx(0.008)
-
-
 def test_given_a_measured_step_then_a_simulated_engine_takes_it_and_prefills_by_arithmetic(tmp_path):
     measured = calibrate(write(tmp_path / "one.jsonl", [{"inflight": 8, "tokens_per_s": 1000}]))
     plain, fitted = small_scenario().step_cost(), small_scenario(measured=measured).step_cost()
@@ -60,9 +55,3 @@ def test_given_a_bad_record_then_the_error_says_what_a_line_needs(tmp_path, text
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         calibrate(str(path))
-
-
-def test_given_cache_sizes_in_some_lines_only_then_the_record_is_refused(tmp_path):
-    rows = [{"inflight": 8, "tokens_per_s": 1000, "kv_tok": 5000}, {"inflight": 4, "tokens_per_s": 600}]
-    with pytest.raises(ConfigError, match=r"`kv_tok` is in 1 of 2 lines; give it in all or none"):
-        calibrate(write(tmp_path / "part.jsonl", rows))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from recipe.async_dapo.config.values import ConfigError, RolloutStrategy
-from recipe.async_dapo_lab.plan.candidates import recipe_candidates, with_drafts
+from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo_lab.plan.candidates import with_drafts
 from recipe.async_dapo_lab.plan.costs import ServerConstants
 from recipe.async_dapo_lab.plan.hardware import find_accelerator
 from recipe.async_dapo_lab.plan.systems import recipe
@@ -31,12 +31,6 @@ def test_an_8b_on_an_h100_that_is_full_gains_what_arithmetic_says(accepted, rati
     assert drafting.kv_room_tok == plain.kv_room_tok and drafting.prefill_s(100) == plain.prefill_s(100)
 
 
-def test_drafts_that_nobody_accepts_cost_their_host_time():
-    scenario = small_scenario(drafts_accepted=0.0)
-    plain, drafting = scenario.step_cost(), scenario.step_cost(drafts=True)
-    assert drafting.decode_s(1, 10, 1000) - plain.decode_s(1, 10, 1000) == pytest.approx(3e-3 + 10 * 0.05e-3)
-
-
 def test_drafts_make_rollouts_shorter_and_change_no_decision_of_a_fixed_pool():
     scenario = small_scenario(drafts_accepted=0.6, training_s=1.0)
     system = recipe("partial", rollout_pool_size=16)
@@ -48,9 +42,3 @@ def test_drafts_make_rollouts_shorter_and_change_no_decision_of_a_fixed_pool():
 def test_what_is_not_said_of_drafts_is_named():
     with pytest.raises(ConfigError, match="drafts_accepted=None: say how many tokens of drafts are accepted"):
         small_scenario().step_cost(drafts=True)
-
-
-def test_with_drafts_there_is_a_row_of_the_default_without_them_too():
-    rows = recipe_candidates(small_scenario(drafts_accepted=0.6), strategies=[RolloutStrategy.PARTIAL])
-    assert [row.is_plain for row in rows] == [False, False, True]
-    assert ["async_dapo.drafts" in row.system.overrides for row in rows] == [True, True, False]

@@ -110,16 +110,3 @@ def test_given_running_requests_when_paused_and_resumed_then_no_prefill_is_repea
     assert 0 < tokens_before < 100 and finished == [paused]
     assert paused.deliver() == 100 - tokens_before
     assert engine.counters.prefilled_tok == prefilled_before
-
-
-def test_given_a_longer_batch_when_one_is_preempted_then_its_whole_context_is_computed_again():
-    engine = Engine(cost_of(kv_room_tok=LONGEST_TOK), max_num_seqs=2)
-    drive(engine, [Arrival(0.0, 40, 100), Arrival(0.0, 40, 100)])
-    assert engine.counters.preemptions == 1
-    assert engine.counters.recomputed_tok == 80  # two contexts of 80 fill the cache
-    assert engine.counters.prefilled_tok == 40 + 40 + 80
-
-
-def test_given_long_contexts_when_prefilled_then_attention_makes_it_more_than_linear():
-    cost = cost_of()
-    assert cost.prefill_s(20_000) > 2.2 * cost.prefill_s(10_000)

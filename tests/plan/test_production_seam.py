@@ -3,10 +3,7 @@
 import subprocess
 import sys
 
-import pytest
-
 from recipe.async_dapo.core import concurrency, leases, over_sampling, pool, round, staleness, stop_rules
-from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo_lab.plan import group_simulation
 from recipe.async_dapo_lab.plan.systems import recipe
 
@@ -42,34 +39,6 @@ def test_given_a_simulated_run_then_production_makes_every_decision(monkeypatch)
     assert calls == set(SEAMS)
 
 
-def test_given_a_stop_rule_that_counts_filtered_groups_then_the_simulation_breaks(monkeypatch):
-    def count_everything(self, uid, verdict):
-        self._missing -= 1
-
-    monkeypatch.setattr(stop_rules.CompletionOrder, "on_end", count_everything)
-    with pytest.raises(AssertionError, match="has not reached its target"):
-        simulate(small_scenario(), recipe("first", stop_rule="first_completed"))
-
-
-def test_given_a_stop_rule_that_waits_for_twice_as_many_groups_then_rollouts_are_longer(monkeypatch):
-    system = recipe("first", stop_rule="first_completed", over_sampling_batch_size=64)
-    before = simulate(small_scenario(), system, steps=1)[0]
-    half = iter(range(10_000))
-
-    def every_other(self, uid, verdict):
-        self._missing -= verdict is Verdict.VALID and next(half) % 2
-
-    monkeypatch.setattr(stop_rules.CompletionOrder, "on_end", every_other)
-    assert simulate(small_scenario(), system, steps=1)[0].rollout_s > before.rollout_s
-
-
-def test_given_leases_that_ignore_the_load_then_servers_are_less_evenly_busy(monkeypatch):
-    before = simulate(small_scenario(num_servers=4), recipe("default"), steps=2)[1]
-    monkeypatch.setattr(leases.ServersByLoad, "choose", lambda self, *_: next(iter(self.servers)))
-    after = simulate(small_scenario(num_servers=4), recipe("default"), steps=2)[1]
-    assert after.server_idle_ratio > before.server_idle_ratio + 0.3
-
-
 def test_given_no_ray_verl_or_torch_then_the_plan_still_runs():
     program = (
         "import sys\n"
@@ -79,6 +48,6 @@ def test_given_no_ray_verl_or_torch_then_the_plan_still_runs():
         "sys.exit(main('--train-batch-size 4 --rollout-n 2 --max-response-length 512 --length-median-tok 100 '\n"
         "    '--servers 1 --steps 1 --warmup 0 --jobs 1 --strategies partial'.split()))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Recommended" in done.stdout or "No setting" in done.stdout

@@ -85,20 +85,6 @@ def test_rows_within_the_noise_are_equally_fast_and_the_fresher_one_is_taken(row
     assert choose(*rows).choices["balanced"] is rows[2]
 
 
-def test_of_two_equally_fast_rows_the_one_whose_batch_is_in_the_loss_is_taken(row):
-    mostly_masked = row("partial fifo", 1.4, 0.4, withheld=0.6)
-    whole = row("partial first_completed", 1.4, 0.45)
-    advice = choose(row("verl sync", 1.0, 0.0, is_baseline=True), mostly_masked, whole)
-    assert advice.choices == {"balanced": whole}
-
-
-def test_a_mean_staleness_above_one_is_not_balanced(row):
-    rows = [row("verl sync", 1.0, 0.0, is_baseline=True), row("partial fifo", 1.5, 0.4, staleness=1.2)]
-    assert not choose(*rows).choices and "set a lower async_dapo.max_staleness" in in_words(choose(*rows))
-    fresh = choose(*rows, row("discard fifo", 1.1, 0.1, staleness=1.1))
-    assert fresh.pasted == "fresh" and fresh.warnings[0].startswith("no row has a mean staleness of 1 or less")
-
-
 def test_a_baseline_that_wins_is_named(row):
     rows = [
         row("verl sync", 1.0, 0.0, is_baseline=True),
@@ -143,17 +129,6 @@ def test_given_more_speed_for_more_old_tokens_then_both_are_compared_at_equal_sh
     assert compared.startswith("at verl colocate_async's off-policy share of 0.30, `partial first_completed 64` is 8%")
 
 
-def test_given_a_fresh_row_that_beats_verls_mode_then_it_is_pasted_where_the_balanced_one_does_not(row):
-    rows = [
-        row(COLOCATE, 1.2, 0.3, is_baseline=True),
-        row("partial fifo", 1.22, 0.8, staleness=0.9),
-        row("consistent fifo", 1.25, 0.3, staleness=1.1),
-    ]
-    advice = choose(*rows)
-    assert advice.pasted == "fresh" and advice.choices["fresh"] is rows[2]
-    assert advice.warnings[0].startswith("at balanced's off-policy share a mode of verl's own is as fast")
-
-
 @pytest.mark.parametrize(("colocate", "default", "caps"), [(0.64, 0.71, [0.74]), (0.64, 0.66, []), (0.92, 0.97, [])])
 def test_a_default_that_is_less_fresh_than_verls_mode_is_tried_at_its_share_too(row, colocate, default, caps):
     rows = [row(COLOCATE, 1.2, colocate, is_baseline=True), row("partial first_completed", 1.3, default)]
@@ -163,26 +138,11 @@ def test_a_default_that_is_less_fresh_than_verls_mode_is_tried_at_its_share_too(
     assert not at_equal_share(rows[1:]) and not at_equal_share(rows[:1]), "there is nothing to compare"
 
 
-def test_the_default_is_not_replaced_by_a_row_within_the_noise_of_it(row):
-    default = row("partial first_completed", 1.40, 0.8)
-    advice = choose(row("verl sync", 1.0, 0.0, is_baseline=True), default, row("partial fifo", 1.42, 0.3))
-    assert advice.choices["balanced"] is default
-
-
 def test_the_row_called_the_default_has_the_options_of_the_yaml():
     scenario = small_scenario()
     everything = recipe_candidates(scenario, strategies=list(RolloutStrategy), pool_sizes=[16])
     [default] = [one for one in everything if one.is_default]
     assert default.system.options(scenario) == recipe("as it is").options(scenario)
-
-
-def test_biased_rows_are_not_recommended(row):
-    rows = [
-        row("verl sync", 1.0, 0.0, is_baseline=True),
-        row("discard first_completed", 2.0, 0.0, bias=0.9),
-    ]
-    advice = choose(*rows)
-    assert not advice.choices and advice.pasted is None and "natural ones" in in_words(advice)
 
 
 def short_tailed(**changes):

@@ -81,19 +81,6 @@ def test_given_a_pool_that_sizes_itself_and_a_long_tail_then_no_token_is_masked(
     assert sum(step.withheld_tok + step.wasted_tok for step in steps) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("max_staleness", [1, 4])
-def test_given_few_valid_groups_then_a_number_of_groups_keeps_engines_as_full_as_auto(max_staleness):
-    scenario = small_scenario(rollout_n=8, valid_share=0.2)
-    predicted, named = (
-        mean_step(scenario, recipe("any", over_sampling_batch_size=held, max_staleness=max_staleness))
-        for held in ("auto", 128)
-    )
-    assert named.step_s < 1.1 * predicted.step_s
-    assert named.inflight_max > 0.5 * predicted.inflight_max
-    assert named.withheld_tok + named.wasted_tok == 0
-
-
 def test_given_retired_groups_then_their_prompts_and_no_others_are_answered_anew(monkeypatch):
     run = TrainingRun(small_scenario(), recipe("loose", rollout_strategy="partial", max_staleness=None))
     answered: list[str] = []
@@ -145,21 +132,6 @@ def test_given_completion_order_and_forgotten_prompts_then_training_prefers_shor
     natural = natural_len_tok(scenario)
     biased = mean_step(scenario, async_dapo_2025(over_sampling=128, max_concurrent_prompts=64))
     assert biased.trained_len_tok < 0.85 * natural
-
-
-def test_given_partial_rollout_then_steps_are_shorter_than_verls_sync_mode_and_nothing_is_wasted():
-    scenario = small_scenario()
-    sync = mean_step(scenario, verl_sync(groups=8))
-    partial = mean_step(scenario, recipe("partial", rollout_strategy="partial"))
-    assert partial.rollout_s < 0.8 * sync.rollout_s
-    assert partial.wasted_tok == 0 and partial.off_policy_ratio > 0 and sync.off_policy_ratio == 0
-
-
-def test_given_kept_kv_cache_then_nothing_is_prefilled_again():
-    stale = mean_step(small_scenario(), recipe("stale", rollout_strategy="partial_stale_kv"))
-    fresh = mean_step(small_scenario(), recipe("fresh", rollout_strategy="partial"))
-    assert stale.reprefilled_tok == 0 < fresh.reprefilled_tok
-    assert stale.prefill_s < fresh.prefill_s
 
 
 @pytest.mark.parametrize(

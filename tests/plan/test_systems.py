@@ -4,14 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.async_dapo.config.values import Auto, ConfigError, RolloutStrategy
-from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import (
-    april,
     async_dapo_2025,
     copris,
-    dynamic_sampling,
     recipe,
     verl_colocate_async,
     verl_sync,
@@ -22,12 +19,6 @@ from ..support.plan_settings import mean_step, simulate, small_scenario
 
 def seconds_of_rollout(measure) -> float:
     return measure.rollout_s - small_scenario().constants.stop_s
-
-
-def test_given_no_overrides_then_options_are_the_yamls_own():
-    options = recipe("default").options(small_scenario())
-    assert options.rollout_strategy is RolloutStrategy.PARTIAL and options.stop_rule is StopRuleName.FIRST_COMPLETED
-    assert options.rollout_pool_size is options.over_sampling_batch_size is Auto.AUTO
 
 
 def test_given_an_option_that_the_recipe_refuses_then_the_plan_refuses_it_too():
@@ -50,30 +41,12 @@ def test_given_verl_sync_then_it_refills_two_for_one_and_throws_the_surplus_away
     assert any(measure.drawn_groups > 8 for measure in measures)
 
 
-def test_given_dynamic_sampling_then_whole_batches_are_drawn():
-    assert {measure.drawn_groups % 8 for measure in simulate(small_scenario(), dynamic_sampling(batch=8))} == {0}
-
-
 def test_given_colocate_async_then_waiting_for_polls_and_resumption_makes_rollouts_longer():
     system = verl_colocate_async(groups=8)
     prompt = replace(system, habits=replace(system.habits, poll_s=0.0, resume_delay_s=0.0))
     delayed = mean_step(small_scenario(), system)
     assert delayed.resumed_trajectories > 0 and delayed.wasted_tok == 0
     assert delayed.rollout_s > mean_step(small_scenario(), prompt).rollout_s + 0.5
-
-
-def test_given_the_2025_recipe_then_cancelled_prompts_are_lost():
-    run = TrainingRun(small_scenario(), async_dapo_2025(over_sampling=32))
-    measures = [run.step() for _ in range(4)]
-    assert run.pool.ledger.failed > 0 and sum(measure.wasted_tok for measure in measures) > 0
-    assert run.pool.check_ledger()["waiting"] == 0
-
-
-def test_given_april_then_unfinished_groups_are_kept_and_complete_surplus_is_not():
-    run = TrainingRun(small_scenario(), april(over_sampling=16))
-    measures = [run.step() for _ in range(8)]
-    assert run.pool.num_carried == 0 and len(run.pool.buffered) > 0
-    assert sum(measure.reprefilled_tok for measure in measures) > 0
 
 
 def test_given_copris_then_the_pool_is_always_full_and_the_buffer_is_scored_again():

@@ -7,7 +7,7 @@ import pytest
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths, correlation_within, load_lengths
-from recipe.async_dapo_lab.plan.workload import ANSWERS, Workload
+from recipe.async_dapo_lab.plan.workload import Workload
 
 LENGTHS = LogNormalLengths(median_tok=1000, sigma=0.8, correlation=0.5)
 
@@ -34,22 +34,6 @@ def test_given_log_normal_lengths_then_median_spread_correlation_and_limit_are_a
     assert inside.std() == pytest.approx(0.8, rel=0.06)
     assert correlation_within(lens_tok[:500].tolist(), default=0) == pytest.approx(0.5, abs=0.06)
     assert lens_tok.max() == 8000 and lens_tok.min() >= 1
-
-
-def test_given_a_restarted_prompt_then_its_answers_are_others_of_the_same_level():
-    groups = workload().draw(2000, step=1)
-    before = np.array([group.prompt[ANSWERS].response_lens_tok for group in groups])
-    for group in groups:
-        workload().answer_anew(group.prompt[ANSWERS])
-    after = np.array([group.prompt[ANSWERS].response_lens_tok for group in groups])
-    levels = np.corrcoef(np.log(before).mean(axis=1), np.log(after).mean(axis=1))[0, 1]
-    assert (before != after).mean() > 0.99 and levels > 0.7
-    assert after.mean() == pytest.approx(before.mean(), rel=0.05)
-
-
-def test_given_a_share_of_valid_groups_then_that_share_varies():
-    groups = workload(valid_share=0.3).draw(4000, step=1)
-    assert np.mean([len(set(group.prompt[ANSWERS].metrics)) > 1 for group in groups]) == pytest.approx(0.3, abs=0.03)
 
 
 @pytest.mark.parametrize("form", ["row per response", "row per group", "bare numbers"])

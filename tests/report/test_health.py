@@ -35,40 +35,12 @@ def test_the_log_has_one_hint_in_ten_steps_the_most_urgent_one() -> None:
     assert said[EVERY_STEPS - 1] is not None
 
 
-def test_a_single_bad_step_is_no_trend() -> None:
-    log = Hints()
-    steps = [recipe_step(1) | {keys.IDLE_RATIO: 0.9}] + [recipe_step(1)] * (EVERY_STEPS - 1)
-    assert [log.of_step(number, step) for number, step in enumerate(steps, start=1)] == [None] * EVERY_STEPS
-
-
-def test_while_long_answers_are_on_their_way_nothing_is_said_of_lengths_and_later_it_is() -> None:
-    log = Hints()
-    said = [log.of_step(step, recipe_step(step) | {keys.LENGTH_RATIO: 0.8}) for step in range(1, 21)]
-    assert said[9] is None and "prefers short answers" in str(said[19])
-
-
 def test_no_hint_raises_an_option_that_another_one_lowers() -> None:
     turned: dict[str, set[str]] = {"raise": set(), "lower": set()}
     for advice in (text for rule in RULES for text in (rule.below, rule.above)):
         for verb, options in re.findall(r"(raise|lower) ((?:[a-z_]+\.[a-z_.]+(?: or )?)+)", advice):
             turned[verb] |= set(options.split(" or "))
     assert turned["raise"] and turned["lower"] and not turned["raise"] & turned["lower"]
-
-
-def test_what_the_defaults_do_is_healthy() -> None:
-    """On the quick start's run, and most off-policy on the simulated clusters of the results."""
-    assert hints(recipe_step(1) | {keys.IDLE_RATIO: 0.35, keys.OFF_POLICY: 0.6}) == []
-    assert hints(recipe_step(1) | {keys.OFF_POLICY: 0.76}) == []
-
-
-def test_a_tool_service_that_is_down_is_told() -> None:
-    [hint] = hints(recipe_step(1) | {keys.CALLS_FAILED_RATIO: 1.0})
-    assert "calls of tools raise" in hint
-
-
-def test_rewards_that_never_differ_within_a_group_are_told() -> None:
-    [hint] = hints(recipe_step(1) | {keys.ADVANTAGE_MAX: 0.0, keys.REWARD: 0.0})
-    assert "nothing is learned" in hint and "reward function" in hint
 
 
 def test_most_tokens_one_version_behind_are_healthy_and_tokens_two_behind_are_not() -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.record import keys
 from recipe.async_dapo_lab.report.__main__ import main
 from recipe.async_dapo_lab.report.headline import headline
 from recipe.async_dapo_lab.report.run import Run
 from recipe.async_dapo_lab.report.write import report_the_end, write_report
 
-from ..support.recorded_runs import recipe_step, recorder_of, write_recipe_run, write_verl_run
+from ..support.recorded_runs import write_recipe_run, write_verl_run
 
 VOID = {"meta", "link"}
 
@@ -83,42 +82,11 @@ def test_the_headline_says_it_in_words_and_measures_against_verl(both: tuple[Pat
     assert headline(verls) == "step 60 s (median of 11); accuracy 0.20 to 0.50 (math/acc/mean@1)"
 
 
-def test_idle_places_count_by_the_time_of_their_rounds(tmp_path: Path) -> None:
-    recorder = recorder_of(tmp_path / "run")
-    for step, (idle, round_s) in enumerate([(0.9, 60.0), (0.3, 30.0), (0.6, 10.0), (0.0, 0.0)], start=1):
-        recorder.log(recipe_step(step) | {keys.IDLE_RATIO: idle, keys.ROUND_S: round_s}, step)
-    assert "; engines idle 38 % of the round; " in headline(Run.load(tmp_path / "run"))
-
-
-@pytest.mark.slow
-def test_the_first_steps_of_a_long_run_do_not_count_in_what_is_said_of_its_health(tmp_path: Path) -> None:
-    def hinted(folder: Path, early: float, late: float) -> bool:
-        recorder = recorder_of(folder)
-        for step in range(1, 25):
-            recorder.log(recipe_step(step) | {keys.LENGTH_RATIO: early if step <= 12 else late}, step)
-        return "prefers short answers" in write_report([folder]).read_text()
-
-    assert not hinted(tmp_path / "settled", early=0.8, late=0.99)
-    assert hinted(tmp_path / "biased", early=0.99, late=0.9)
-
-
-@pytest.mark.slow
-def test_a_group_that_failed_early_is_told_at_the_end(tmp_path: Path) -> None:
-    recorder = recorder_of(tmp_path)
-    for step in range(1, 25):
-        recorder.log(recipe_step(step, failed=int(step == 1)), step)
-    assert "async_dapo/failure/groups is 0.0417 (healthy: 0)" in write_report([tmp_path]).read_text()
-
-
 def test_the_ledger_adds_up_and_failures_are_told_with_their_cause(both: tuple[Path, Path], text: str) -> None:
     assert "Where 1200 prompt groups went" in text
     assert "768 + 360 + 24 + 0 + 0 + 48 = 1200</p>" in text
     assert "KeyError(&#x27;acc&#x27;) at &lt;reward&gt;.py:12</th><td>26</td>" in text
     assert "async_dapo/failure/groups is 2 (healthy: 0)" in text
-
-
-def test_verls_own_file_has_no_times_so_its_steps_and_validations_are_added_up(both: tuple[Path, Path]) -> None:
-    assert Run.load(both[1]).time_s[12] == pytest.approx(12 * 60 + 3 * 5)
 
 
 def test_wall_time_begins_with_the_training_so_that_a_recorded_run_compares_with_verls_file(both):

@@ -2,7 +2,7 @@
 
 from docs.declared import metrics
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.record.console import Pace, accuracy_name, accuracy_of, step_line
+from recipe.async_dapo.record.console import Pace, accuracy_of, step_line
 from recipe.async_dapo.record.keys import PREFIX
 
 STEP = {
@@ -29,15 +29,6 @@ def test_a_step_is_one_line_with_what_one_looks_for() -> None:
 def test_a_validation_before_training_and_a_step_of_verl_alone_leave_out_what_they_lack() -> None:
     assert step_line(0, {"val-core/math/acc/mean@1": 0.4567}) == "step 0 | accuracy 0.457 (math/acc/mean@1)"
     assert step_line(1, {keys.STEP_S: 321.7, keys.ROLLOUT_S: 0.123}) == "step 1 | 322 s (rollout 0.123)"
-
-
-def test_what_stands_for_the_accuracy_is_named() -> None:
-    assert (
-        accuracy_name({"val-core/sums/reward/mean@1": 0.1, "val-core/sums/reward/std@1": 0.0}) == "sums/reward/mean@1"
-    )
-    both = {"val-core/a/acc/mean@4": 0.2, "val-core/b/acc/mean@4": 0.6, "val-core/a/reward/mean@4": -1.0}
-    assert accuracy_name(both) == "mean of a/acc/mean@4, b/acc/mean@4"
-    assert accuracy_name({keys.STEP_S: 1.0}) == ""
 
 
 def test_of_a_run_whose_steps_are_known_the_line_says_how_many_and_the_time_left() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.concurrency import LoadSample, LoadSamples
-from recipe.async_dapo_lab.report.timeline import Span, Spans, StepTimeline, line_of, read_timeline
-from recipe.async_dapo_lab.report.write import engine_charts, write_report
+from recipe.async_dapo_lab.report.timeline import StepTimeline, line_of, read_timeline
+from recipe.async_dapo_lab.report.write import write_report
 from recipe.async_dapo_lab.run_files import BoundedFile
 
 from ..support.recorded_runs import write_recipe_run
@@ -30,16 +30,6 @@ def test_however_long_a_round_its_samples_are_bounded_and_spread_over_all_of_it(
         assert len(times) >= limit // 2 - 1 and times[-1] > 1000 + steps - 2 * max(gaps, default=steps)
     else:
         assert times == [1000.0 + second for second in range(1, steps + 1)][: len(times)]
-
-
-def test_spans_follow_one_another() -> None:
-    spans = Spans()
-    spans.begin("rollout", 1.0)
-    spans.begin("training", 4.0)
-    assert spans.take() == (Span("rollout", 1.0, 4.0),)
-    spans.end(6.0)
-    spans.end(7.0)
-    assert spans.take() == (Span("training", 4.0, 6.0),)
 
 
 def test_the_record_of_a_long_run_keeps_its_newest_steps(tmp_path: Path) -> None:
@@ -66,7 +56,3 @@ def test_the_report_shows_engines_in_both_widths(folder: Path) -> None:
     for name in ("requests-broad", "requests-narrow", "kv-broad", "kv-narrow"):
         assert f'id="engines0-{name}-' in text
     assert ">engine server-1<" in text
-
-
-def test_a_run_without_samples_has_no_engine_charts() -> None:
-    assert engine_charts([StepTimeline(spans=[Span("rollout", 0.0, 1.0)])], "engines0") == ""

@@ -43,7 +43,7 @@ def start(
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
 
 
@@ -123,9 +123,3 @@ def test_given_the_lab_when_a_run_is_interrupted_then_it_leaves_a_report(tmp_pat
     with pytest.raises(SystemExit):
         train.main()
     assert (folder / "report.html").exists()
-
-
-def test_given_any_other_exit_when_it_passes_then_it_is_no_interruption():
-    with pytest.raises(SystemExit) as ended, told_how_to_go_on():
-        sys.exit("async_dapo: refused")
-    assert ended.value.code == "async_dapo: refused"

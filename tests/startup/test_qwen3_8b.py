@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def run_script(script: Path, *arguments: str, folder: Path, **environment: str |
         env={**kept, "PATH": f"{stub.parent}:{os.environ['PATH']}", **{k: str(v) for k, v in environment.items()}},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -55,6 +54,13 @@ def composed(done: Completed) -> DictConfig:
     assert flag == "-m" and module in ("recipe.async_dapo_lab.train", "recipe.async_dapo_lab.rehearse")
     assert not [override for override in overrides if override.startswith("+")]
     return compose_run(overrides)
+
+
+@pytest.mark.parametrize("script", [SCRIPT, EXPERTS, AT_ROOT], ids=["dense", "experts", "at root"])
+def test_given_a_call_for_help_when_run_then_the_variables_are_explained_and_nothing_starts(script, tmp_path):
+    done = run_script(script, "--help", folder=tmp_path)
+    assert done.returncode == 0 and not done.stderr
+    assert done.stdout.startswith("Trains Qwen3-") and "DATA_HOME" in done.stdout and "set -" not in done.stdout
 
 
 def test_given_one_node_when_run_then_its_options_are_those_of_the_source_recipe(data_home, tmp_path):
@@ -103,29 +109,12 @@ def test_given_model_and_data_when_run_then_all_start_up_checks_pass(data_home, 
         check_all(config)
 
 
-def test_given_arguments_when_run_then_they_override_the_scripts_own(data_home, tmp_path):
-    further = ["data.train_batch_size=64", "async_dapo.stop_rule=drain"]
-    done = run_script(SCRIPT, *further, folder=tmp_path, DATA_HOME=data_home)
-    assert done.stdout.splitlines()[-2:] == further
-    assert composed(done).data.train_batch_size == 64
-
-
 def test_given_several_nodes_when_rehearsed_then_the_same_run_is_rehearsed_without_a_cluster(data_home, tmp_path):
     trained = run_script(
         SCRIPT, folder=tmp_path, DATA_HOME=data_home, NNODES="2", RAY_ADDRESS="a:1", CKPTS_DIR="/shared"
     )
     rehearsed = run_script(SCRIPT, folder=tmp_path, DATA_HOME=data_home, NNODES="2", REHEARSE="1", CKPTS_DIR="/shared")
     assert rehearsed.stdout == trained.stdout.replace("lab.train", "lab.rehearse") != trained.stdout
-
-
-@pytest.mark.parametrize("place", ["recipe/async_dapo", "experiments/my_dapo"])
-def test_given_a_copied_folder_when_run_then_the_copy_is_started(data_home, tmp_path, place):
-    copy = tmp_path / "verl" / place
-    shutil.copytree(RECIPE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    done = run_script(copy / "test_qwen3_8b.sh", folder=tmp_path, DATA_HOME=data_home)
-    assert done.stdout.splitlines()[:3] == [str(tmp_path / "verl"), "-m", f"{place.replace('/', '.')}.main_async_dapo"]
-    rehearsed = run_script(copy / "test_qwen3_8b.sh", folder=tmp_path, DATA_HOME=data_home, REHEARSE="1")
-    assert rehearsed.returncode != 0 and "copy async_dapo_lab beside" in rehearsed.stderr
 
 
 @pytest.mark.parametrize(

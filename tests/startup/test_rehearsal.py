@@ -1,6 +1,5 @@
 """A rehearsal takes what training takes: the same configuration, the same refusals, and options that act."""
 
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,17 +8,14 @@ from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo_lab.plan.hardware import load_model
-from recipe.async_dapo_lab.rehearsal.answers import RIGHT, WRONG, compute_score
 from recipe.async_dapo_lab.rehearsal.emulation import (
     check_rehearsable,
     emulate,
     use_stand_in,
 )
 from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions
-from recipe.async_dapo_lab.rehearsal.supervisor import cause_of_failure
 from recipe.async_dapo_lab.rehearsal.training import TimedRanks
 
 from ..support.composed_runs import ComposeRun, compose_run, override
@@ -100,15 +96,6 @@ def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, m
         check()
 
 
-def test_given_a_search_path_of_the_users_own_then_a_rehearsal_finds_its_options_and_the_users(tmp_path) -> None:
-    folder = tmp_path / "habits"
-    folder.mkdir()
-    (folder / "mine.yaml").write_text("# @package _global_\nasync_dapo:\n  max_staleness: 7\n")
-    search_path = f"hydra.searchpath=[pkg://verl.trainer.config,file://{tmp_path}]"
-    config = compose_overrides([search_path, "+habits=mine"], WITH_REHEARSAL)
-    assert config.async_dapo.max_staleness == 7 and config.rehearsal.speedup > 0
-
-
 OWN = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method:suffix}"
 
 
@@ -118,54 +105,6 @@ def test_given_drafts_then_engines_take_what_the_planner_says_of_them(stand_in_r
     options = RehearsalOptions.from_hydra(config)
     scenario = options.scenario(config)
     assert options.step_cost(config) == scenario.step_cost(drafts=True) != scenario.step_cost()
-
-
-def test_given_a_model_in_hugging_faces_cache_then_it_is_found_there(stand_in_run, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    config = stand_in_run()
-    cached = tmp_path / "models--some--model"
-    shutil.copytree(config.actor_rollout_ref.model.path, cached / "snapshots" / "commit")
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("commit")
-    config.actor_rollout_ref.model.path = "some/model"
-    model = RehearsalOptions.from_hydra(config).scenario(config).model
-    assert (model.name, model.weight_bytes) == ("some/model", load_model("qwen3-8b").weight_bytes)
-
-
-def test_given_inputs_of_the_planner_then_they_reach_the_emulation(stand_in_run) -> None:
-    config = stand_in_run("rehearsal.accelerator=h100", "rehearsal.length_median_tok=500", "rehearsal.update_s=9")
-    scenario = RehearsalOptions.from_hydra(config).scenario(config)
-    assert scenario.accelerator.name == "h100" and scenario.update_s == 9
-    assert scenario.lengths.of_normal(0.0) == 500
-
-
-def test_given_engines_with_ranks_and_a_cache_of_their_own_then_they_are_emulated_so(stand_in_run) -> None:
-    rollout = "actor_rollout_ref.rollout"
-    plain, wide = (
-        RehearsalOptions.from_hydra(config).scenario(config)
-        for config in (
-            stand_in_run(),
-            stand_in_run(f"{rollout}.data_parallel_size=2", f"++{rollout}.engine_kwargs.vllm.kv_cache_dtype=fp8_e4m3"),
-        )
-    )
-    assert (plain.num_servers, wide.num_servers) == (4, 2) and wide.max_num_seqs == 2 * plain.max_num_seqs
-    assert wide.model.kv_bytes_per_token == plain.model.kv_bytes_per_token / 2
-
-
-def test_given_scripted_rewards_then_answers_are_scored_as_drawn_under_the_filters_name(stand_in_run) -> None:
-    config = stand_in_run("algorithm.filter_groups.metric=correct")
-    assert config.reward.custom_reward_function.reward_kwargs.metric == "correct"
-    for text, score in ((f"0120.....{RIGHT}", 1.0), (f"1110.....{WRONG}\n", 0.0), ("", 0.0)):
-        assert compute_score("any", text, None, metric="correct") == {"score": score, "acc": score, "correct": score}
-
-
-def test_given_a_log_with_a_refusal_then_it_alone_is_shown_else_the_end_of_the_log(tmp_path) -> None:
-    log = tmp_path / "train.log"
-    log.write_text("INFO starting\n\nasync_dapo: data.train_batch_size=0: must be >= 1")
-    assert cause_of_failure(log) == "async_dapo: data.train_batch_size=0: must be >= 1"
-    log.write_text("\n".join(f"line {number}" for number in range(100)))
-    assert cause_of_failure(log).splitlines()[1:] == [f"line {number}" for number in range(60, 100)]
-    assert str(log) in cause_of_failure(log)
 
 
 def test_given_passes_over_a_batch_then_whoever_asks_waits_for_each_of_them() -> None:

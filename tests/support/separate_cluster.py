@@ -257,7 +257,3 @@ class SeparateCluster(Cluster):
             "rolling": True,
             "one_version": strategy is RolloutStrategy.CONSISTENT,
         }
-
-
-def slow_by_half(cluster: SeparateCluster, number: int) -> None:
-    cluster.servers[number].token_s = 2.0
