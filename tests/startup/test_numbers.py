@@ -40,7 +40,7 @@ TABLE = {
         actor_rollout_ref.ref.megatron.context_parallel_size actor_rollout_ref.ref.veomni.ulysses_parallel_size
         critic.megatron.tensor_model_parallel_size critic.megatron.pipeline_model_parallel_size
         critic.megatron.context_parallel_size critic.veomni.ulysses_parallel_size async_dapo.placement
-        actor_rollout_ref.actor.clip_ratio_c
+        actor_rollout_ref.actor.clip_ratio_c actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes
         async_dapo.max_concurrent_prompts async_dapo.over_sampling_batch_size async_dapo.rollout_strategy
         async_dapo.reward.on_error async_dapo.selection.by
     """,
@@ -75,6 +75,7 @@ TABLE = {
     """,
     "x o x x x": """
         actor_rollout_ref.model.lora_rank actor_rollout_ref.model.lora.rank actor_rollout_ref.rollout.nnodes
+        data.dataloader_num_workers
     """,
     "x o x o x": """
         actor_rollout_ref.rollout.val_kwargs.temperature actor_rollout_ref.actor.optim.lr

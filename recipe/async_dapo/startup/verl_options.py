@@ -51,6 +51,7 @@ _OF_KIND: tuple[tuple[Any, str], ...] = (
         transfer_queue.backend.SimpleStorage.num_data_storage_units
         {_ROLLOUT}val_kwargs.n {_ROLLOUT}n_gpus_per_node {_ROLLOUT}tensor_model_parallel_size
         {_ROLLOUT}data_parallel_size {_ROLLOUT}pipeline_model_parallel_size {_ROLLOUT}max_num_seqs
+        {_ROLLOUT}checkpoint_engine.update_weights_bucket_megabytes
         {_ROLLOUT}max_num_batched_tokens {_ACTOR}ppo_epochs {_ACTOR}ppo_mini_batch_size
         critic.ppo_epochs critic.ppo_mini_batch_size critic.ppo_infer_max_token_len_per_gpu
         critic.fsdp.ulysses_sequence_parallel_size"""),
@@ -62,7 +63,7 @@ _OF_KIND: tuple[tuple[Any, str], ...] = (
         {_ACTOR}ppo_micro_batch_size_per_gpu {_ACTOR}ppo_max_token_len_per_gpu"""),
     (int, "trainer.save_freq trainer.test_freq trainer.critic_warmup data.train_max_samples data.val_max_samples"),
     (int | None, f"trainer.max_actor_ckpt_to_keep trainer.max_critic_ckpt_to_keep {_KWARGS}max_resp_len"),
-    (NotNegative, f"{_MODEL}lora_rank {_MODEL}lora.rank {_ROLLOUT}nnodes"),
+    (NotNegative, f"{_MODEL}lora_rank {_MODEL}lora.rank {_ROLLOUT}nnodes data.dataloader_num_workers"),
     (NotNegative | None, "data.val_batch_size data.seed"),
     (Positive, f"{_KWARGS}overlong_buffer_cfg.penalty_factor {_ROLLOUT}temperature"),
     (Positive, f"{_ACTOR}optim.clip_grad"),
@@ -79,7 +80,8 @@ _OF_KIND: tuple[tuple[Any, str], ...] = (
 # Hydra reads `no` and `off` as texts, which Python takes for true.
 SWITCHES: dict[str, Any] = dict.fromkeys(
     f"""
-        trainer.val_before_train trainer.val_only data.shuffle algorithm.use_kl_in_reward algorithm.filter_groups.enable
+        trainer.val_before_train trainer.val_only data.shuffle data.validation_shuffle data.filter_overlong_prompts
+        algorithm.use_kl_in_reward algorithm.filter_groups.enable
         algorithm.norm_adv_by_std_in_grpo algorithm.rollout_correction.bypass_mode {_KWARGS}overlong_buffer_cfg.enable
         {_ACTOR}use_kl_loss {_ACTOR}shuffle {_ACTOR}use_dynamic_bsz {_ACTOR}fsdp_config.param_offload
         {_ACTOR}fsdp_config.optimizer_offload {_ROLLOUT}enforce_eager {_ROLLOUT}free_cache_engine
