@@ -280,13 +280,13 @@ class AsyncDAPOTrainer(PPOTrainer):
         return 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
 
     def _updates(self, count: int) -> list[list[int]]:
-        """The rows of each update of a batch, those of the critic if they are fewer. Where ranks shuffle, nobody knows
-        them: then each row by itself.
+        """The rows of each update of a batch, those of the critic if they are fewer. Of several, between which ranks
+        shuffle, nobody knows them: then each row by itself.
         """
         models = [self.config.actor_rollout_ref.actor, *([self.config.critic] if self.use_critic else [])]
-        if any(model.shuffle for model in models):
-            return rows_of_updates(count, ranks=1, rows=1)
         rows = min(model.ppo_mini_batch_size for model in models) * self.config.actor_rollout_ref.rollout.n
+        if rows < count and any(model.shuffle for model in models):
+            return rows_of_updates(count, ranks=1, rows=1)
         return rows_of_updates(count, ranks=self._training_ranks, rows=min(rows, count))
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
