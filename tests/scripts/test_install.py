@@ -60,7 +60,7 @@ class Machine:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=120,
+            timeout=500,
         )
         return ended.returncode, ended.stdout
 

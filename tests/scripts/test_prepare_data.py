@@ -44,7 +44,7 @@ class Runner:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=100,
+            timeout=500,
         )
         assert (run.returncode == 0) == ("ERROR" not in run.stdout and "set DATA_HOME" not in run.stdout), run.stdout
         return run.stdout
