@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -186,6 +187,20 @@ async def test_given_a_server_that_ignores_aborts_when_cancelled_then_it_ends_as
     assert (await it.balancer.get_status())["total_inflight"] in (0, 1)
     await asyncio.sleep(1)
     assert (await it.balancer.get_status())["total_inflight"] == 0
+
+
+async def test_given_a_request_that_its_engine_ends_with_an_error_then_what_it_has_is_no_answer() -> None:
+    class Failing(ScriptedServer):
+        def _output(self, request: Any, stop_reason: str) -> Any:
+            output = super()._output(request, stop_reason)
+            if stop_reason != "completed":
+                return output
+            return replace(output, stop_reason="error", extra_fields=output.extra_fields | {"finish_reason": "error"})
+
+    it = World({"a": Failing(LENGTH_TOK)})
+    with pytest.raises(RuntimeError, match="has ended a request with an error"):
+        await it.generate()
+    await it.is_quiet()
 
 
 async def test_given_a_token_budget_when_interrupted_and_resumed_then_all_segments_count_against_it() -> None:
