@@ -8,10 +8,15 @@ import ast
 import os
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+# A line that each start of the environment's Python runs. The lock's torchvision is of another build than its torch:
+# its Python code serves for pictures, and its decoder of files, which nothing here uses, does not load.
+_WITHOUT_DECODER = 'import warnings; warnings.filterwarnings("ignore", "Failed to load image Python extension")'
 
 TORCH_INDEX_VARIABLE = "TORCH_INDEX_URL"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -102,6 +107,7 @@ def main() -> None:
             _install(pip, lock, torch)
         except InstallationFailed as failure:
             sys.exit(str(failure))
+    Path(sysconfig.get_path("purelib"), "without_decoder.pth").write_text(f"{_WITHOUT_DECODER}\n")
     _say(f"installed in {time.monotonic() - started:.0f} s")
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import psutil
 
-from recipe.async_dapo_lab.own_ray import OWN_RAY_ENVIRONMENT
+from recipe.async_dapo_lab.own_ray import OWN_RAY_ENVIRONMENT, PATIENCE
 from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 
 from .cells import CUT, CUT_FOR_A_WHILE, Cell, Stack
@@ -20,7 +20,7 @@ from .life import ROOT, LeftOver, Life, Strike
 from .victims import find, title_of
 
 HEAD, SECOND, PORT = "10.77.0.1", "10.77.0.2", 6379
-START_S = 240.0  # of a Ray node, on a busy machine; Ray gives up after 30 s to 90 s, and is started again
+START_S = 600.0  # of a Ray node, on a busy machine; one that gives up before is started again
 # A node is dead that fails five checks in a row, 3 s apart: after 15 to 25 s. With Ray's own limit of 10 s for a check
 # it takes up to 65 s until a node that cannot be reached is given up.
 HEALTH = {"RAY_health_check_timeout_ms": "2000"}
@@ -87,7 +87,9 @@ class TwoNodeLife(Life):
 
     def _driver(self, command: list[str], environment: dict[str, str], log: Path) -> TrainingProcess:
         others = {name: value for name, value in environment.items() if name not in OWN_RAY_ENVIRONMENT}
-        self._environment = others | HEALTH | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._environment = (
+            others | PATIENCE | HEALTH | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        )
         joined = self._environment | {"RAY_ADDRESS": f"{HEAD}:{PORT}"}
         return super()._driver(self._cable.within(0, command), joined, log)
 

@@ -8,18 +8,15 @@ packages, files by pattern, and the kernels of other architectures inside of sha
 """
 
 import argparse
-import hashlib
 import re
 import shutil
 import struct
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE.parents[1] / "requirements"
@@ -27,9 +24,16 @@ PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 PYTHON = "3.12"
 GLIBC = (17, 24, 26, 27, 28, 31, 34, 35)  # manylinux_2_N that the machine can load
 PART_BYTES = 55 << 20
+# Of the names of files that it reads. Blocks are compressed, and read back, by a core each.
+PIPELINE = """
+set -euo pipefail
+tar --create --directory "$0" --files-from - | xz -6 --threads=0 --block-size=32MiB |
+  split --bytes="$1" --numeric-suffixes=1 - part_
+sha256sum part_* >SHA256SUMS
+"""
 NOT_PACKED = ("machine_packages.txt", "not_needed_packages.txt")
 ADDED = ("vllm==0.24.0",)
-SOURCE_ONLY = ("antlr4-python3-runtime",)  # pure Python without a wheel in the index: it is built here
+SOURCE_ONLY = ("antlr4-python3-runtime",)  # pure Python without a wheel in the index
 NO_FILES = (
     "*.pyi",
     "*/RECORD",
@@ -100,14 +104,13 @@ def requirements() -> list[str]:
 
 def install(folder: Path) -> None:
     """Installs the packages for the machine's Python and C library, without what it has."""
-    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC]
-    command = [*PIP, "install", "--no-deps", "--no-compile", "--only-binary=:all:"]
-    names = ["--platform=manylinux2014_x86_64", "--platform=manylinux1_x86_64", *platforms]
-    target = [f"--python-version={PYTHON}", "--implementation=cp", f"--target={folder}"]
-    with TemporaryDirectory() as built:
-        sources = [pin for pin in requirements() if distribution(pin) in SOURCE_ONLY]
-        subprocess.run([*PIP, "wheel", "--no-deps", f"--wheel-dir={built}", *sources], check=True)
-        subprocess.run([*command, *names, *target, f"--find-links={built}", *requirements()], check=True)
+    names = ["2014", "1", *(f"_2_{minor}" for minor in GLIBC)]
+    platforms = [f"--platform=manylinux{name}_x86_64" for name in names]
+    machine = ["--only-binary=:all:", f"--python-version={PYTHON}", "--implementation=cp", *platforms]
+    sources = [pin for pin in requirements() if distribution(pin) in SOURCE_ONLY]
+    for how, pins in ((machine, [pin for pin in requirements() if pin not in sources]), ([], sources)):
+        command = [*PIP, "install", "--no-deps", "--no-compile", f"--target={folder}", *how, *pins]
+        subprocess.run(command, check=True)
 
 
 def is_needed(name: str) -> bool:
@@ -128,28 +131,13 @@ def shrink(folder: Path) -> None:
 
 def archive(packages: Path, folder: Path) -> list[Path]:
     """Parts of the compressed archive, and their checksums in `SHA256SUMS`."""
-    whole = folder / "packages.tar.xz"
-    with whole.open("wb") as compressed:
-        # Blocks are compressed, and read back, by a core each.
-        xz = subprocess.Popen(
-            ["xz", "-6", "--threads=0", "--block-size=32MiB", "--stdout"], stdin=subprocess.PIPE, stdout=compressed
-        )
-        assert xz.stdin is not None
-        with tarfile.open(fileobj=xz.stdin, mode="w|") as tar:
-            for path in sorted(packages.rglob("*"), key=lambda path: (path.suffix, path)):
-                if path.is_file():
-                    tar.add(path, str(path.relative_to(packages)))
-        xz.stdin.close()
-        if xz.wait():
-            raise SystemExit("xz failed")
     for old in folder.glob("part_*"):
         old.unlink()
-    subprocess.run(["split", f"--bytes={PART_BYTES}", "--numeric-suffixes=1", whole, folder / "part_"], check=True)
-    whole.unlink()
-    parts = sorted(folder.glob("part_*"))
-    sums = [f"{hashlib.sha256(part.read_bytes()).hexdigest()}  {part.name}\n" for part in parts]
-    (folder / "SHA256SUMS").write_text("".join(sums), "ascii")
-    return parts
+    files = sorted((path for path in packages.rglob("*") if path.is_file()), key=lambda path: (path.suffix, path))
+    names = "".join(f"{path.relative_to(packages)}\n" for path in files)
+    command = ["bash", "-c", PIPELINE, str(packages.resolve()), str(PART_BYTES)]
+    subprocess.run(command, cwd=folder, input=names, text=True, check=True)
+    return sorted(folder.glob("part_*"))
 
 
 def main() -> None:
@@ -160,15 +148,12 @@ def main() -> None:
     packages = folder / "packages"
     shutil.rmtree(packages, ignore_errors=True)
     packages.mkdir(parents=True)
-    install(packages)
-    installed_mb = sum(path.stat().st_size for path in packages.rglob("*") if path.is_file()) >> 20
-    shrink(packages)
+    for step in (install, shrink):
+        step(packages)
+        subprocess.run(["du", "--summarize", "--apparent-size", "--block-size=MiB", packages], check=True)
     parts = archive(packages, folder)
-    kept_mb = sum(path.stat().st_size for path in packages.rglob("*") if path.is_file()) >> 20
-    print(f"{len(requirements())} packages, {installed_mb} MiB, {kept_mb} of them kept")
-    for part in parts:
-        print(f"{part}  {part.stat().st_size / 2**20:.1f} MiB")
-    print(f"{time.perf_counter() - began:.0f} s")
+    subprocess.run(["ls", "-l", *parts], check=True)
+    print(f"{len(requirements())} packages in {time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

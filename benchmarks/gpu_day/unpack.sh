@@ -19,4 +19,8 @@ rm -rf "$folder"
 mkdir -p "$folder"
 cat "$folder.parts"/part_* | xz --decompress --threads=0 --stdout | tar --extract --directory "$folder"
 rm -r "$folder.parts"
+# Where there is no bytecode, each of a run's processes compiles what it imports, one after the other: all cores do it here.
+torch=$(python3 -c 'import importlib.util as at; print(*at.find_spec("torch").submodule_search_locations)')
+[[ -d $torch/__pycache__ ]] || compiled=("$torch" "$torch/../transformers")
+python3 -m compileall -q -j 0 "$folder" ${compiled[@]+"${compiled[@]}"} >/dev/null || true
 echo "unpacked into $folder in $SECONDS s"

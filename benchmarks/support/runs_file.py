@@ -74,7 +74,7 @@ class RunsFile:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a row. Whenever this is interrupted, the file has all rows or all but this one."""
-        new = pd.DataFrame([{key: str(value) for key, value in row.items()} | {"commit": _commit()}])
+        new = pd.DataFrame([{key: str(value) for key, value in row.items()} | {"commit": commit()}])
         with claim(self._path):
             self._rows = pd.concat([self._read(), new]).fillna("")
             new_file = self._path.with_suffix(".new")
@@ -87,7 +87,7 @@ class RunsFile:
         return self._rows[(self._rows[list(wanted)] == list(map(str, wanted.values()))).all(axis="columns")]
 
 
-def _commit() -> str:
+def commit() -> str:
     """Of this checkout; ends in `-dirty` if what is measured has been changed since, is empty if it is none."""
     head = _git("rev-parse", "--short", "HEAD")
     return f"{head}-dirty" if _git("status", "--porcelain", "--", "recipe", "benchmarks") else head

@@ -68,7 +68,6 @@ class Recorder:
     calls_s: float = 0.0  # of the calls whose answers the loop has, in whatever round they were made
     given_up: Exception | None = None  # why the trajectory cannot go on, even if its loop swallows errors
     _same_calls: Counter[tuple[int, str, str]] = field(default_factory=Counter)  # asked for in this run of the loop
-    _inherits: bool = False  # the last turn that was asked for has the routes of the one before
 
     def begin_round(self, trajectory: Trajectory, *, runner: Any, limit_tok: int | None) -> None:
         """A loop starts, or goes on where it was suspended, with the record that has come back."""
@@ -93,9 +92,8 @@ class Recorder:
         turns = self.trajectory.turns
         if self.next_turn < len(turns) and turns[self.next_turn].prompt_digest != digest:
             self.drop_rest()
-        routes = _routes_before(turns[self.next_turn - 1], prompt_ids, pictures) if self.next_turn else None
-        self._inherits = routes is not None
         if self.next_turn == len(turns):
+            routes = turns[-1].routes if turns else None  # until an engine tells its own, which may share them
             turns.append(Turn(prompt_digest=digest, prompt_len_tok=len(prompt_ids), routes=routes))
         self.next_turn += 1
         return turns[self.next_turn - 1]
@@ -121,10 +119,9 @@ class Recorder:
         return calls[call_id], is_new
 
     def lose(self, turn: Turn) -> None:
-        """Throw away what an unfinished turn, the last one asked for, has generated. Its prompt is read anew, too."""
+        """Throw away what an unfinished turn has generated."""
         self.diverged_tok += turn.generated_tok
         turn.segments = []
-        turn.routes = self.trajectory.turns[self.next_turn - 2].routes if self._inherits else None
 
     def drop_rest(self) -> None:
         """Drop what is recorded and the loop has not asked for: it takes another way, or has ended before it."""
@@ -170,7 +167,7 @@ def append_routes(turn: Turn, start: int, rows: np.ndarray) -> None:
     """Add what one request returned.
 
     Args:
-        start: position in the context of the first row.
+        start: position in the context of the first row; 0 in what a request returns first.
         rows: [tokens, layers, top-k], unsigned.
 
     Raises:
@@ -192,15 +189,6 @@ def array_of(routes: Routes) -> np.ndarray:
     """[tokens, layers, top-k]"""
     numbers = np.frombuffer(b"".join(routes.blocks), f"u{routes.itemsize}")
     return numbers.reshape(-1, routes.layers, routes.top_k)
-
-
-def _routes_before(last: Turn, prompt_ids: Sequence[int], pictures: Iterable[Any]) -> Routes | None:
-    """Those of the turn before, if the prompt goes on from it: its tokens keep the experts that they had."""
-    if last.routes is None:
-        return None
-    prompt, answer = prompt_ids[: last.prompt_len_tok], prompt_ids[last.prompt_len_tok :][: last.generated_tok]
-    is_next = prompt_digest(prompt, pictures) == last.prompt_digest and list(answer) == last.raw_response_ids
-    return last.routes if is_next else None
 
 
 def cut(turn: Turn, num_tokens: int) -> None:

@@ -3,6 +3,10 @@
 # `model`, `run` and `least_nodes` first, add to `overrides`, and end with `start "$@"`.
 set -euo pipefail
 name=$(basename -- "$0" .sh)
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  sed -n '2,/^set -/ { /^set -/d; s/^# \{0,1\}//; p; }' "${BASH_SOURCE[1]}" # the comment at the script's head
+  exit
+fi
 : "${DATA_HOME:?set DATA_HOME to the folder that prepare_dapo_data.sh has filled, for example DATA_HOME=\$HOME/data}"
 model_path=${MODEL_PATH:-$model}
 nnodes=${NNODES:-$least_nodes}

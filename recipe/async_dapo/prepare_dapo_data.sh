@@ -17,6 +17,10 @@
 #   PYTHON           a python with huggingface_hub and pyarrow, as verl's [python3]
 set -euo pipefail
 
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  sed -n '2,/^set -/ { /^set -/d; s/^# \{0,1\}//; p; }' "${BASH_SOURCE[0]}" # the comment above
+  exit
+fi
 : "${DATA_HOME:?set DATA_HOME to the folder for the data, for example DATA_HOME=\$HOME/data}"
 for gone in DOWNLOAD_ATTEMPTS DOWNLOAD_RETRY_DELAY_S DOWNLOAD_CONNECT_TIMEOUT_S DOWNLOAD_STALL_TIMEOUT_S; do
   if [[ -n ${!gone:-} ]]; then

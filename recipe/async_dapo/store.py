@@ -198,7 +198,7 @@ def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
 
 def leave_rejected_out(batch: KVBatchMeta, updates: Iterable[Sequence[int]]) -> None:
     """Take the tokens that were withheld, or that verl has rejected, out of the number that its loss is divided by. An
-    update of which none is left keeps its number: its loss is 0, and not 0 / 0.
+    update of which none is left counts the first of each row: its loss is 0, and not 0 / 0.
 
     Args:
         updates: the rows of each.
@@ -206,9 +206,9 @@ def leave_rejected_out(batch: KVBatchMeta, updates: Iterable[Sequence[int]]) -> 
     data = read_fields(batch, ["response_mask", "loss_mask"])
     left, counted = data["response_mask"], data["loss_mask"]
     for update in updates:
-        if any(left[row].any() for row in update):
-            for row in update:
-                counted[row] = left[row]
+        has_some = any(left[row].any() for row in update)
+        for row in update:
+            counted[row] = left[row] if has_some else counted[row] * (counted[row].cumsum(0) == 1)
     write_field(batch, "loss_mask", counted)
 
 

@@ -55,7 +55,7 @@ def test_given_a_checkpoint_of_two_ranks_when_written_as_a_model_then_one_rank_c
     run_ranks(save, tmp_path, ranks=RANKS)
     [command] = [block for block in page("docs/cluster.md").code_blocks if "verl.model_merger" in block]
     places = {"python": sys.executable, "CKPT/actor": f"{tmp_path}/checkpoint/actor", "MODEL": f"{tmp_path}/merged"}
-    subprocess.run([places.get(word, word) for word in shlex.split(command)], check=True, timeout=300)
+    subprocess.run([places.get(word, word) for word in shlex.split(command)], check=True, timeout=500)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
     weights = torch.load(Path(tmp_path, "weights"))
     assert all(torch.equal(merged[name], weight.bfloat16()) for name, weight in weights.items()) and weights

@@ -107,45 +107,47 @@ def test_given_a_loop_that_asks_something_else_when_run_again_then_the_record_en
 
 
 @given(requests=st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=5), prompt_tok=st.integers(1, 4))
-def test_given_any_requests_when_routes_are_recorded_then_each_token_keeps_those_of_the_pass_it_was_first_read_in(
+def test_given_any_requests_when_routes_are_recorded_then_they_are_those_of_the_last_one_that_read_the_context(
     requests, prompt_tok
 ) -> None:
-    """Each request reads the whole context again, under the next version, and may be lost after any of its pieces."""
+    """Each request reads the whole context again, and may be lost after any of its pieces."""
     turn = Turn(prompt_digest=b"", prompt_len_tok=prompt_tok)
     expected: list[int] = []
+    number = 0
     for version, pieces in enumerate(requests):
-        start, context_tok = 0, prompt_tok + turn.generated_tok
+        start = 0
         for count in pieces:
             append_tokens(turn, [7] * count, [0.0] * count, [(version, count)])
-            read_tok = context_tok - 1 + count
-            append_routes(turn, start, np.full((read_tok - start, 2, 3), version, np.uint8))
-            start, context_tok = read_tok, context_tok + count
-            expected += [version] * (read_tok - len(expected))
+            read_tok = prompt_tok + turn.generated_tok - 1
+            append_routes(turn, start, np.full((read_tok - start, 2, 3), number, np.uint8))
+            expected = expected[:start] + [number] * (read_tok - start)
+            start, number = read_tok, number + 1
     rows = array_of(turn.routes).tolist() if turn.routes else []
-    assert rows == [[[version] * 3] * 2 for version in expected]
+    assert rows == [[[number] * 3] * 2 for number in expected]
     cut(turn, turn.generated_tok // 2)
     assert turn.routes is None or turn.routes.rows == prompt_tok + turn.generated_tok - 1
     with pytest.raises(BrokenRecord, match="follow on those of"):
         append_routes(turn, 1000, np.zeros((1, 2, 3), np.uint8))
 
 
-@pytest.mark.parametrize(("prompt", "inherited"), [([1, 2, 7, 7, 5], 3), ([1, 2, 7, 8, 5], 0), ([1, 3, 7, 7, 5], 0)])
-def test_given_a_turn_that_goes_on_from_the_one_before_then_it_has_its_routes_and_no_others_when_it_begins_anew(
-    prompt, inherited
+@pytest.mark.parametrize(("told", "shared"), [([5, 5, 6, 8, 8], [True, True]), ([5, 4, 6], [False, True]), ([5], [])])
+def test_given_a_turn_after_another_then_it_has_what_its_own_requests_tell_and_holds_once_what_is_the_same(
+    told, shared
 ) -> None:
     it = recorder(trajectory := Trajectory(session_id=0))
     take_turn(it, [1, 2], [7, 7])
     before = trajectory.turns[0]
-    append_routes(before, 0, np.zeros((3, 2, 3), np.uint8))
-    turn = it.begin_turn(prompt)
-    assert (turn.routes.rows if turn.routes else 0) == inherited
-    for one in (it, recorder(trajectory)):
+    for start, rows in (0, [5, 5]), (2, [6]):
+        append_routes(before, start, np.array(rows, np.uint8)[:, None, None])
+    turn = it.begin_turn([3])
+    for _ in range(2):  # also where it begins anew
         append_tokens(turn, [7], [0.0], [(0, 1)])
-        append_routes(turn, inherited, np.ones((len(prompt) - inherited, 2, 3), np.uint8))
-        for asked in [[1, 2], prompt][one.next_turn :]:
-            one.begin_turn(asked)
-        one.lose(turn)
-        assert turn.routes is (before.routes if inherited else None) and not turn.segments
+        append_routes(turn, 0, np.array(told, np.uint8)[:, None, None])
+        assert turn.routes and array_of(turn.routes).flatten().tolist() == told
+        it.lose(turn)
+    pairs = zip(turn.routes.blocks, before.routes.blocks if before.routes else (), strict=False)
+    assert [one is other for one, other in pairs][: len(shared)] == shared
+    assert array_of(before.routes).flatten().tolist() == [5, 5, 6]
 
 
 @given(st.lists(tokens, max_size=5), st.lists(tokens, max_size=5))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -136,8 +137,11 @@ async def test_given_any_events_at_any_time_then_the_turn_is_whole_in_the_end_an
     stamps = [stamp for stamp, count in it.trajectory.stamps for _ in range(count)]
     assert stamps == sorted(stamps) and it.trajectory.generated_tok == LENGTH_TOK
     assert_whole(output := await it.generate())
-    read_by = [stamps[0]] * (len(PROMPT) - 1) + stamps  # each token by the policy that sampled the next one
-    assert output.routed_experts.tolist() == [[[*entry]] for entry in enumerate(read_by)]
+    # The last request has read its context at once, and each further token before it sampled the next one. It has met
+    # other weights meanwhile if it was kept in its engine.
+    begun = range(LENGTH_TOK) if pause_mode == "keep" else [stamps.index(stamps[-1])]
+    read_by = [[*enumerate([stamps[first]] * first + stamps[first:])] for first in begun]
+    assert [(place, version) for [[place, version]] in output.routed_experts.tolist()] in read_by
     await asyncio.sleep(100 + CLEANUP_TIMEOUT_S)
     status = await it.balancer.get_status()
     assert (status["total_inflight"], status["queued"]) == (0, 0)
@@ -183,6 +187,20 @@ async def test_given_a_server_that_ignores_aborts_when_cancelled_then_it_ends_as
     assert (await it.balancer.get_status())["total_inflight"] in (0, 1)
     await asyncio.sleep(1)
     assert (await it.balancer.get_status())["total_inflight"] == 0
+
+
+async def test_given_a_request_that_its_engine_ends_with_an_error_then_what_it_has_is_no_answer() -> None:
+    class Failing(ScriptedServer):
+        def _output(self, request: Any, stop_reason: str) -> Any:
+            output = super()._output(request, stop_reason)
+            if stop_reason != "completed":
+                return output
+            return replace(output, stop_reason="error", extra_fields=output.extra_fields | {"finish_reason": "error"})
+
+    it = World({"a": Failing(LENGTH_TOK)})
+    with pytest.raises(RuntimeError, match="has ended a request with an error"):
+        await it.generate()
+    await it.is_quiet()
 
 
 async def test_given_a_token_budget_when_interrupted_and_resumed_then_all_segments_count_against_it() -> None:

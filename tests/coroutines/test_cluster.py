@@ -131,6 +131,24 @@ def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeat
     assert ledger["trained"] == 7 * opts.target_valid_groups and ledger["drawn"] >= cluster.num_drawn
 
 
+@pytest.mark.parametrize("strategy", [RolloutStrategy.DISCARD, RolloutStrategy.CONSISTENT])
+def test_given_a_checkpoint_with_interrupted_groups_when_the_strategy_interrupts_none_then_they_begin_anew(
+    start, strategy
+) -> None:
+    """No group that begins under one policy goes on under another."""
+    partial = options(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED)
+    cluster = start(partial, task=random_task(0))
+    while not (interrupted := cluster.buffer.pool.buffered) or cluster.buffer.pool.num_carried:
+        cluster.step()
+    cluster.options = replace(partial, rollout_strategy=strategy)
+    cluster = resumed(start, cluster)
+    retired = cluster.buffer.pool.ledger.retired
+    first, *_ = metrics = cluster.steps(6)
+    assert not any(step["async_dapo/partial/resumed_groups"] for step in metrics)
+    assert first["async_dapo/ledger/retired"] - retired == len(interrupted)
+    assert first["async_dapo/tokens/discarded"] >= sum(group.generated_tok for group in interrupted)
+
+
 def test_given_partial_rollout_when_a_long_response_is_interrupted_again_and_again_then_it_is_trained_in_the_end(start):
     def length_of(prompt_ids: list[int]) -> int:
         return 60 if prompt_ids[0] == 0 else 6

@@ -73,6 +73,18 @@ def test_given_the_only_engine_when_it_dies_while_the_actor_trains_then_the_upda
     assert cluster.loop.time() - before_s < 1
 
 
+def test_given_the_only_engine_when_it_dies_behind_the_weights_then_no_round_opens_and_waits_for_it(start) -> None:
+    cluster = start(options(), num_servers=1)
+    cluster.sample()
+    cluster.engines.update_weights(cluster.step_number)
+    cluster.server_handles[0].kill()
+    with (
+        pytest.raises(EnginesUnavailable, match="no engine is left: engine 0 died: "),
+        cluster.engines.naming_lost_engines(),
+    ):
+        cluster.manager.open_engines()
+
+
 def test_given_an_engine_that_never_sleeps_then_it_is_ended_and_steps_go_on(start) -> None:
     cluster = start(options(rollout_strategy=RolloutStrategy.PARTIAL))
     cluster.step()

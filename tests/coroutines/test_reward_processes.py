@@ -22,7 +22,8 @@ from recipe.async_dapo.rollout.reward_isolation import (
 )
 
 FUNCTION = RewardFunction(path="reward.py", name="compute_score", timeout_s=60.0)
-PATIENCE_S = 30.0  # what has not ended by then hangs
+TIMEOUT_S = 4.0  # of a call of a real process
+PATIENCE_S = 300.0  # what has not ended by then hangs
 
 
 class ScriptedProcess:
@@ -165,7 +166,7 @@ def compute_score(place, then):
 @pytest.mark.parametrize(
     ("then", "error", "text"),
     [
-        ("hangs", RewardProcessKilled, "no answer within 1.0 s; its process has been killed"),
+        ("hangs", RewardProcessKilled, f"no answer within {TIMEOUT_S} s; its process has been killed"),
         ("exits", RewardProcessDied, "its process has ended (exit code 3)"),
     ],
 )
@@ -173,7 +174,7 @@ def test_given_a_function_that_started_a_process_when_it_hangs_or_exits_then_tha
     tmp_path: Path, then: str, error: type[Exception], text: str
 ) -> None:
     (tmp_path / "reward.py").write_text(STARTS_ANOTHER)
-    function = RewardFunction(path=str(tmp_path / "reward.py"), name="compute_score", timeout_s=1.0)
+    function = RewardFunction(path=str(tmp_path / "reward.py"), name="compute_score", timeout_s=TIMEOUT_S)
     process = RewardProcess(function)
     with pytest.raises(error) as raised:
         process.ask({"place": str(tmp_path / "pid"), "then": then})
@@ -204,7 +205,7 @@ def compute_score(then, text=""):
 def test_given_a_call_that_leaves_something_behind_then_the_next_one_does_not_hang(tmp_path: Path, what: str) -> None:
     """Its arguments are more than the connection holds, and nobody reads them."""
     (tmp_path / "reward.py").write_text(LEAVES_SOMETHING)
-    function = RewardFunction(path=str(tmp_path / "reward.py"), name="compute_score", timeout_s=1.0)
+    function = RewardFunction(path=str(tmp_path / "reward.py"), name="compute_score", timeout_s=TIMEOUT_S)
     process = RewardProcess(function)
     assert process.ask({"then": what}) == 1.0
     if what == "a child, and exits":
@@ -213,6 +214,6 @@ def test_given_a_call_that_leaves_something_behind_then_the_next_one_does_not_ha
             assert time.monotonic() < deadline, "the child has the connection, and the process counts as alive"
             time.sleep(0.01)
         return
-    time.sleep(0.5)  # until the thread holds the interpreter, for good
+    time.sleep(TIMEOUT_S / 2)  # until the thread holds the interpreter, for good
     with pytest.raises(RewardProcessKilled, match="no answer within"):
         process.ask({"then": "", "text": "x" * 10**7})

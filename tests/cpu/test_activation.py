@@ -47,7 +47,7 @@ print([group for group in groups if m.entry_points(group=group, name="async_dapo
 
 def run(code: str, environment: dict[str, str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()[-1]

@@ -124,7 +124,7 @@ def test_what_is_aborted_while_others_go_on_is_not_copied_and_takes_no_room(unwa
 def test_given_sleep_and_new_weights_then_a_request_goes_on_with_its_own_blocks_and_no_other_meets_them(
     tmp_path, ranks, room_blocks
 ):
-    seen = seen_by("asleep_and_awake", write_model(tmp_path / "model"), ranks, room_blocks, timeout_s=300)
+    seen = seen_by("asleep_and_awake", write_model(tmp_path / "model"), ranks, room_blocks, timeout_s=550)
     assert seen["emptied"] == [True] * 4
     whole = [(tok - 1) // 16 * 16 for tok in seen["context_tok"]]  # the last token is computed in any case
     room_tok = (room_blocks - 1) * 16

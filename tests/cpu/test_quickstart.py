@@ -60,7 +60,7 @@ def run(code: str, output: Path, *arguments: str) -> subprocess.CompletedProcess
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
 
@@ -191,7 +191,7 @@ time.sleep(600)
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGINT
     report = tmp_path / "run" / "report.html"
     assert report.exists()

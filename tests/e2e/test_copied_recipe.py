@@ -29,7 +29,7 @@ def start(copy: Path, *arguments: str, entry: str = "main_async_dapo") -> subpro
         env={**os.environ, "VERL_PLATFORM": "cpu", "PYTHONPATH": str(LAB / "cpu" / "plugin")},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
 
 

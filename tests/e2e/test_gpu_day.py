@@ -1,4 +1,4 @@
-"""The quarter of an hour on one GPU, rehearsed on a CPU: its first wave, and what they leave."""
+"""The quarter of an hour on one GPU, rehearsed on a CPU: a training that is checked, two systems, what they leave."""
 
 import json
 
@@ -11,17 +11,18 @@ from ..support.harness import run_module
 
 pytestmark = pytest.mark.nightly
 
-PARTS = ("speed", "partial", "verl colocate_async, 0.05 s poll")
+PARTS = ("training", "partial", "verl colocate_async, 0.05 s poll")
 
 
 def test_given_a_cpu_when_rehearsed_then_each_part_ends_well_and_leaves_its_results(tmp_path) -> None:
     results = tmp_path / "results"
-    options = ("--device", "cpu", "--output", str(results), "--minutes", "30", "--waves", "1")
+    options = ("--device", "cpu", "--output", str(results), "--minutes", "40", "--parts", "1", "2", "3")
     run_module("benchmarks.gpu_day.run", *options)
     about, *parts = map(json.loads, (results / "parts.jsonl").read_text().splitlines())
     assert about["device"] == "cpu" and about["commit"]
     assert [(part["part"], part["ended"]) for part in parts] == [(name, "well") for name in PARTS]
+    assert any("PASS partial" in line and "k3 KL of fresh tokens" in line for line in parts[0]["last_lines"])
     runs = pd.read_csv(results / "runs.csv")
     assert list(runs["steps"]) == [6, 6] and (runs["step_s"] > 0).all()
     assert compared(runs)["ratio"].notna().all()
-    assert {"gpu_check_speed.json", "calibration.jsonl"} <= {file.name for file in results.iterdir()}
+    assert {file.name for file in results.iterdir()} == {"parts.jsonl", "runs.csv", "gpu_check_training.json"}

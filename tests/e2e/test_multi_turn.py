@@ -21,7 +21,8 @@ from ..support.harness import Run, ledger_closes, train
 STEPS = 4
 KILLED_STEP = 2
 PROMPTS_PER_STEP = 4  # half of the quick start's: the first step waits for groups that end under the limit
-POOL_SIZE = 64  # trajectories at once
+HELD = 16  # groups when a round begins: most of them have not ended when four are valid, however fast the machine is
+POOL_SIZE = 64  # trajectories at once: all of these groups
 ROUND_LIMIT_TOK = 265  # of 296 that a trajectory may generate: enough groups end within it, and many are set aside
 PROMPTS = 40  # few, so that all that are trained have been validated
 SANDBOX = "pieces.put(line)"  # in the command of a sandbox's process
@@ -31,7 +32,7 @@ LIMITS: dict[str, tuple[str, ...]] = {
     "partial": (
         f"async_dapo.rollout_pool_size={POOL_SIZE}",
         f"async_dapo.max_tokens_per_round={ROUND_LIMIT_TOK}",
-        "async_dapo.max_partial_share=0.5",
+        f"async_dapo.over_sampling_batch_size={HELD}",
         # Of eight responses one is nearly always over the limit, and the first step trains on whole groups.
         "actor_rollout_ref.rollout.n=4",
         "actor_rollout_ref.actor.optim.lr=0",

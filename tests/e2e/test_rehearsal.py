@@ -46,7 +46,7 @@ def command_of(folder: Path, *overrides: str) -> list[str]:
 
 def rehearse(folder: Path, *overrides: str) -> Path:
     command = command_of(folder, *overrides)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2400)
     assert done.returncode == 0, done.stdout[-4000:]
     assert done.stdout.startswith("Emulated engines do not feel") and "Bound:" in done.stdout
     return folder
@@ -95,7 +95,7 @@ def test_given_ctrl_c_while_it_trains_then_no_process_and_no_file_of_it_is_left(
             assert process.poll() is None
             time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
         assert process.returncode == 130 and output.endswith("interrupted; everything it started has been ended\n")
         assert not [one for one in psutil.process_iter() if temporary_folder_of(one).startswith(folder)]
         assert not list(Path(folder).iterdir())
@@ -134,7 +134,7 @@ def test_given_the_reference_script_when_rehearsed_on_a_stand_in_then_it_trains_
         },
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=2400,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     document = json.loads((tmp_path / "run" / "rehearsal.json").read_text())

@@ -25,7 +25,7 @@ from ..support.ray_nodes import RAY_ENVIRONMENT, TOKEN, training_on, two_nodes
 
 STEPS = 3
 STRANGERS = {"nothing": {"RAY_AUTH_MODE": "disabled"}, "another token": {"RAY_AUTH_TOKEN": "f" * 64}}
-STRANGER_S = 120  # longest time until it is refused
+STRANGER_S = 600  # longest time until it is refused
 
 # Each process that runs it leaves a note: where it runs, and which files it has its code from.
 WITNESS = """

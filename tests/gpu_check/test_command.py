@@ -85,3 +85,10 @@ def test_given_two_gpus_when_one_thing_ends_badly_then_every_theme_is_told_and_o
 def test_given_one_theme_when_asked_for_then_no_other_runs(tmp_path, monkeypatch, only: str, theme: str) -> None:
     exit_code, checks = Wired(tmp_path, monkeypatch).run("--only", only)
     assert exit_code == 0 and {check["theme"] for check in checks} == {"1. machine", theme}
+
+
+def test_given_some_trainings_when_asked_for_then_no_other_runs(tmp_path, monkeypatch) -> None:
+    asked = ("partial_stale_kv, host memory", "FP8 cache")
+    exit_code, checks = Wired(tmp_path, monkeypatch).run("--only", "2", "--cases", *asked)
+    trained = {check["check"] for check in checks if check["theme"] == "2. training"}
+    assert exit_code == 0 and trained == set(asked)

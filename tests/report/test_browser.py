@@ -71,7 +71,7 @@ def look(page: Path, *, width: int, theme: int) -> tuple[dict[str, Any], str]:
         f"--user-data-dir={page.parent}/profile-{width}-{theme}",
     ]
     command += ["--enable-logging=stderr", "--dump-dom", frame.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True)
     found = re.search(r"<title>(.*?)</title>", done.stdout)
     assert found is not None
     return json.loads(unescape(found[1])), "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)

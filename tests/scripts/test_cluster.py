@@ -42,7 +42,7 @@ def run(tmp_path: Path, *command: str, **environment: str) -> subprocess.Complet
         env={"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), **SLURM, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -37,7 +37,7 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_one_command_trains_on_an_example_from_any_folder(checkout: Path, example: str) -> None:
     script = checkout / "examples" / example / "train.sh"
-    subprocess.run(["bash", str(script), "trainer.total_epochs=7"], cwd="/", check=True, timeout=60)
+    subprocess.run(["bash", str(script), "trainer.total_epochs=7"], cwd="/", check=True, timeout=300)
     given = (checkout / "given.txt").read_text().split("\n")
     assert given[:3] == ["--steps", "4", "--"] and given[-2:] == ["trainer.total_epochs=7", ""]
     files = [word.partition("=")[2] for word in given if word.endswith((".py", ".yaml", ".parquet"))]
@@ -45,7 +45,7 @@ def test_one_command_trains_on_an_example_from_any_folder(checkout: Path, exampl
 
 
 def test_the_judge_runs_beside_the_training_and_ends_with_it(checkout: Path) -> None:
-    subprocess.run(["bash", str(checkout / "examples" / "judged_reward" / "train.sh")], check=True, timeout=60)
+    subprocess.run(["bash", str(checkout / "examples" / "judged_reward" / "train.sh")], check=True, timeout=300)
     [judge] = map(int, (checkout / "beside.txt").read_text().split())
-    psutil.wait_procs([psutil.Process(judge)] if psutil.pid_exists(judge) else [], timeout=10)
+    psutil.wait_procs([psutil.Process(judge)] if psutil.pid_exists(judge) else [], timeout=60)
     assert not psutil.pid_exists(judge)

@@ -60,7 +60,7 @@ class Machine:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=120,
+            timeout=500,
         )
         return ended.returncode, ended.stdout
 
@@ -68,6 +68,11 @@ class Machine:
     def installed(self) -> set[str]:
         folders = (self._folder / "venv" / "lib").glob("python*/site-packages/*.dist-info")
         return {folder.name.removesuffix(".dist-info") for folder in folders}
+
+    def warnings_of(self, code: str) -> str:
+        """What the environment's Python says of this code."""
+        python = self._folder / "venv" / "bin" / "python"
+        return subprocess.run([python, "-c", code], stderr=subprocess.PIPE, text=True, check=True).stderr
 
 
 @pytest.fixture
@@ -87,6 +92,12 @@ def test_given_only_a_cuda_build_in_the_sources_when_installed_then_torch_alone_
     assert {f"torch-{TORCH}", "another-1.0"} <= machine.installed, "a failed installation is not taken for a done one"
     assert len(output.splitlines()) == 2, "a short progress"
     assert machine.install(TORCH_INDEX_URL=missing) == (0, ""), "installed already"
+
+
+def test_given_an_environment_when_torchvision_does_not_find_its_decoder_then_only_that_warning_is_silent(machine):
+    machine.install(TORCH_INDEX_URL=machine.torch_index.as_uri())
+    assert not machine.warnings_of("import warnings; warnings.warn('Failed to load image Python extension: image.so')")
+    assert "UserWarning: another" in machine.warnings_of("import warnings; warnings.warn('another')")
 
 
 def test_given_sources_that_uv_cannot_use_when_installed_then_pip_installs(machine):

@@ -44,7 +44,7 @@ class Runner:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=100,
+            timeout=500,
         )
         assert (run.returncode == 0) == ("ERROR" not in run.stdout and "set DATA_HOME" not in run.stdout), run.stdout
         return run.stdout
@@ -194,6 +194,11 @@ def test_given_a_run_in_progress_when_a_second_starts_then_it_is_refused(prepare
         first.communicate(b"\n")
     prepare()
     assert_ready(prepare)
+
+
+def test_given_a_call_for_help_when_run_then_the_variables_are_explained(prepare, hub):
+    assert "OVERWRITE        1 = make them again" in prepare("--help", DATA_HOME=None)
+    assert hub.requests == [] and not prepare.data_home.exists()
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,6 @@ def step(run, monkeypatch, caplog):
 
 
 MODES = ("none", "decoupled", "mixture", "bypass")
-REPLAY = ("actor_rollout_ref.rollout.enable_rollout_routing_replay=True",)
 STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.rollout.free_cache_engine=False")
 
 
@@ -116,11 +115,10 @@ def test_after_a_resume_old_tokens_do_not_count_and_the_first_step_with_new_ones
     step(9, (8, 8), (9.0, 9.0))
 
 
-@pytest.mark.parametrize("overrides", [STALE_KV, REPLAY], ids=["stale KV", "router replay"])
-def test_a_resumed_trajectory_that_is_computed_otherwise_does_not_count_with_its_newest_tokens_either(step, overrides):
-    step(8, (7, 5), (9.0, 9.0), *overrides)
+def test_a_resumed_trajectory_that_is_computed_otherwise_does_not_count_with_its_newest_tokens_either(step):
+    step(8, (7, 5), (9.0, 9.0), *STALE_KV)
     with pytest.raises(LogProbsDisagree, match="to the 1000 tokens"):
-        step(9, (8, 8), (0.0, 9.0), *overrides)
+        step(9, (8, 8), (0.0, 9.0), *STALE_KV)
 
 
 def test_log_probs_that_are_no_numbers_end_the_run(step):

@@ -43,7 +43,7 @@ def start(
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
 
 

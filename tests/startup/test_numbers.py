@@ -10,7 +10,7 @@ from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 from docs.declared import OPTIONS_FILE, declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig, checkpoints_to_keep
 from recipe.async_dapo.config.values import ConfigErrors, alternatives
-from recipe.async_dapo.startup.verl_options import NUMBERS, check_numbers
+from recipe.async_dapo.startup.verl_options import NUMBERS, SWITCHES, check_numbers
 
 from ..support.composed_runs import ComposeRun, of_options
 
@@ -40,6 +40,7 @@ TABLE = {
         actor_rollout_ref.ref.megatron.context_parallel_size actor_rollout_ref.ref.veomni.ulysses_parallel_size
         critic.megatron.tensor_model_parallel_size critic.megatron.pipeline_model_parallel_size
         critic.megatron.context_parallel_size critic.veomni.ulysses_parallel_size async_dapo.placement
+        actor_rollout_ref.actor.clip_ratio_c actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes
         async_dapo.max_concurrent_prompts async_dapo.over_sampling_batch_size async_dapo.rollout_strategy
         async_dapo.reward.on_error async_dapo.selection.by
     """,
@@ -58,6 +59,7 @@ TABLE = {
     """,
     "o o o x x": """
         trainer.max_actor_ckpt_to_keep trainer.max_critic_ckpt_to_keep reward.reward_kwargs.max_resp_len
+        actor_rollout_ref.actor.optim.lr_warmup_steps
     """,
     "x o o x x": """
         data.val_batch_size data.seed async_dapo.max_staleness async_dapo.reward.processes
@@ -65,6 +67,7 @@ TABLE = {
     "x x x o x": """
         reward.reward_kwargs.overlong_buffer_cfg.penalty_factor actor_rollout_ref.rollout.temperature
         actor_rollout_ref.rollout.val_kwargs.top_p actor_rollout_ref.rollout.gpu_memory_utilization
+        actor_rollout_ref.actor.optim.clip_grad
         async_dapo.reward.timeout_s async_dapo.calls.timeout_s async_dapo.round_timeout_s async_dapo.engine_timeout_s
     """,
     "x x o o x": """
@@ -72,12 +75,18 @@ TABLE = {
     """,
     "x o x x x": """
         actor_rollout_ref.model.lora_rank actor_rollout_ref.model.lora.rank actor_rollout_ref.rollout.nnodes
+        data.dataloader_num_workers
     """,
     "x o x o x": """
         actor_rollout_ref.rollout.val_kwargs.temperature actor_rollout_ref.actor.optim.lr
+        actor_rollout_ref.actor.optim.weight_decay actor_rollout_ref.actor.clip_ratio
+        actor_rollout_ref.actor.kl_loss_coef
+    """,
+    "o o x o x": """
+        actor_rollout_ref.actor.entropy_coeff
     """,
     "x o o o x": """
-        async_dapo.max_partial_share
+        async_dapo.max_partial_share actor_rollout_ref.actor.clip_ratio_low actor_rollout_ref.actor.clip_ratio_high
     """,
     "x x o x o": """
         async_dapo.report_dir async_dapo.recorder
@@ -114,6 +123,19 @@ def test_a_value_is_taken_or_refused_by_name_as_the_table_says(run, key):
             assert any(error.startswith(f"{key}=") and ": must " in error for error in errors), (value, errors)
 
 
+def test_a_text_as_a_switch_is_refused_by_name(run):
+    with pytest.raises(ConfigErrors) as found:
+        check_numbers(run(*(f"++{key}=off" for key in SWITCHES)))
+    said = {str(error) for error in found.value.errors}
+    assert said == {f"{key}=off: must be True or False, or null" for key in SWITCHES}
+
+
+def test_a_time_limit_that_no_socket_takes_is_refused_by_name(run):
+    assert of_options(run("async_dapo.reward.timeout_s=inf")) == [
+        "async_dapo.reward.timeout_s=inf: must be a number > 0 and <= 1e6 [seconds]"
+    ]
+
+
 def test_the_table_has_every_number_that_is_checked_and_every_option_of_the_recipe(run):
     own = OmegaConf.to_container(run().async_dapo)
     leaves = {f"{name}.{part}" if part else name for name, node in own.items()
@@ -131,8 +153,8 @@ def test_units_and_ranges_in_the_comments_of_the_yaml_are_those_of_the_fields():
             kind = get_type_hints(kind, include_extras=True)[name]
         metas = [meta for one in alternatives(kind) if get_origin(one) is Annotated for meta in get_args(one)[1:]]
         ranges = [f"{sign} {limit:g}" for meta in metas for sign, limit in ((">=", meta.ge), (">", meta.gt))
-                  if limit is not None and meta.le is None]  # fmt: skip
-        ranges += [f"{meta.ge:g}-{meta.le:g}" for meta in metas if meta.le is not None]
+                  if limit is not None and (sign == ">" or meta.le is None)]  # fmt: skip
+        ranges += [f"{meta.ge:g}-{meta.le:g}" for meta in metas if meta.ge is not None and meta.le is not None]
         said = re.findall(r"(?:>=?) [\d.]+|\b\d-\d\b", " ".join(re.findall(r"\[[^\]]*\]", meaning)))
         assert said == ranges, key
 

@@ -44,7 +44,7 @@ def run_script(script: Path, *arguments: str, folder: Path, **environment: str |
         env={**kept, "PATH": f"{stub.parent}:{os.environ['PATH']}", **{k: str(v) for k, v in environment.items()}},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -54,6 +54,13 @@ def composed(done: Completed) -> DictConfig:
     assert flag == "-m" and module in ("recipe.async_dapo_lab.train", "recipe.async_dapo_lab.rehearse")
     assert not [override for override in overrides if override.startswith("+")]
     return compose_run(overrides)
+
+
+@pytest.mark.parametrize("script", [SCRIPT, EXPERTS, AT_ROOT], ids=["dense", "experts", "at root"])
+def test_given_a_call_for_help_when_run_then_the_variables_are_explained_and_nothing_starts(script, tmp_path):
+    done = run_script(script, "--help", folder=tmp_path)
+    assert done.returncode == 0 and not done.stderr
+    assert done.stdout.startswith("Trains Qwen3-") and "DATA_HOME" in done.stdout and "set -" not in done.stdout
 
 
 def test_given_one_node_when_run_then_its_options_are_those_of_the_source_recipe(data_home, tmp_path):

@@ -125,11 +125,11 @@ def test_a_coroutine_function_without_a_process_ends_at_its_limit_and_returns_pl
     path = tmp_path / "reward.py"
     path.write_text(WAITS)
     kwargs = "+reward.custom_reward_function.reward_kwargs={scale: 3}"
-    config = run(f"reward.custom_reward_function.path={path}", kwargs, "async_dapo.reward.timeout_s=0.1")
+    config = run(f"reward.custom_reward_function.path={path}", kwargs, "async_dapo.reward.timeout_s=1")
     score = functools.partial(reward_isolation.compute_score_here, isolated=isolated(config).reward_kwargs.isolated)
     assert asyncio.run(score(solution_str="", scale=1)) == {"score": 3, "answer": "<class 'object'>"}
     for answer, error, text in (
-        ("waits", TimeoutError, "no answer within 0.1 s"),
+        ("waits", TimeoutError, "no answer within 1.0 s"),
         ("interrupts", RewardRaised, "KeyboardInterrupt() at reward.py:9"),
         (
             "nothing",

@@ -37,7 +37,7 @@ def run_elsewhere(code: str, modules: list[Path], folder: Path, *more: Path) -> 
         env={**environment, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -34,7 +34,7 @@ from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 PROBE = "probe"
 WEIGHED_FIELDS = ("uid", "prompts", "input_ids", "policy_versions", "rollout_log_probs", "rollout_is_weights")
 NUM_PROBED = 8  # log-probs of so many unfinished trajectories are computed in a step; a whole micro-batch
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0  # what has not happened by then hangs
 REJOIN_S = 300.0  # longest time until an engine has started in the place of a lost one
 
 
@@ -256,7 +256,7 @@ def _runs(pid: int) -> bool:
 
 def _running_requests(address: str) -> float:
     """vLLM's own count of running requests, from its metrics page."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_S) as page:
         lines = page.read().decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running"))
 

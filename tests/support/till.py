@@ -18,7 +18,8 @@ LEDGER = "till.jsonl"  # of every charge, a line
 DIARY = "loops.jsonl"  # of every interruption and every end of an agent loop
 PROCESSES = "processes.jsonl"  # that loops have started
 
-SLOW_S = 12.0  # at most
+SLOW_S = 12.0  # of a call that outlives its round
+STEP_S = 240.0  # longest wait for the end of a step: less than a round may take
 LOOKS_EVERY_S = 0.1
 
 _over_a_step = asyncio.Lock()  # of the one call that waits for it, in each process
@@ -55,7 +56,7 @@ async def pay(length: int, may_wait: bool) -> str:
     if may_wait and not _over_a_step.locked():
         async with _over_a_step:
             step = _steps()
-            for _ in range(int(SLOW_S / LOOKS_EVERY_S)):
+            for _ in range(int(STEP_S / LOOKS_EVERY_S)):
                 await asyncio.sleep(LOOKS_EVERY_S)
                 if _steps() != step:
                     break

@@ -249,8 +249,12 @@ class AsyncDAPOConfig:
     @property
     def drains(self) -> bool:
         """Whether a round ends by awaiting what runs, rather than by interrupting it."""
-        is_consistent = self.rollout_strategy is RolloutStrategy.CONSISTENT and self.keeps_tokens
-        return self.stop_rule is StopRuleName.DRAIN or is_consistent
+        return self.stop_rule is StopRuleName.DRAIN or self.is_consistent
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether every trajectory ends under the policy that began it."""
+        return self.rollout_strategy is RolloutStrategy.CONSISTENT and self.keeps_tokens
 
     @property
     def keeps_tokens(self) -> bool:

@@ -19,7 +19,8 @@ Options = TypeVar("Options")
 Count = Annotated[int, Meta(ge=1, description="a whole number >= 1")]
 NotNegative = Annotated[int, Meta(ge=0, description="a whole number >= 0")]
 Positive = Annotated[float, Meta(gt=0, description="a number > 0")]
-Seconds = Annotated[float, Meta(gt=0, description="a number > 0 [seconds]")]
+# Sockets, and other waits of the operating system, take no limit much beyond this one, which is 11 days.
+Seconds = Annotated[float, Meta(gt=0, le=1e6, description="a number > 0 and <= 1e6 [seconds]")]
 Share = Annotated[float, Meta(ge=0, le=1, description="a number in 0..1")]
 SomeShare = Annotated[float, Meta(gt=0, le=1, description="a number > 0 and <= 1")]
 _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", NoneType: "null"}

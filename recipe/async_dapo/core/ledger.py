@@ -16,7 +16,7 @@ class Ledger:
     trained: int = 0
     filtered: int = 0
     failed: int = 0
-    retired: int = 0  # given up: too stale, or its agent loops gone; its prompt is drawn again under a new uid
+    retired: int = 0  # given up, see `PromptPool.retire`; its prompt is drawn again under a new uid
 
     def check(self, *, waiting: int, buffered: int, deferred: int = 0) -> dict[str, int]:
         """All terms, if they close.

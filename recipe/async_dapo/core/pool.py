@@ -4,8 +4,8 @@
 
 `ended` are groups that were filtered or have failed. `carried` are valid groups beyond the B of a step:
 they are trained first in the next one. `buffered` are groups that were interrupted and keep their tokens. Everything
-else that was interrupted waits again, with the groups that are redrawn. A group that has become too stale, or whose
-agent loops cannot go on, is retired, and its prompt waits again under a new uid. What waits again has the place that it
+else that was interrupted waits again, with the groups that are redrawn. A group that has become too stale, or cannot go
+on, is retired, and its prompt waits again under a new uid. What waits again has the place that it
 had in the queue, whether it had started and however far it had come: no prompt is overtaken for ever. Deferred prompts
 wait until their step.
 """
@@ -141,7 +141,7 @@ class PromptPool:
 
     Args:
         over_sampling: how many groups to hold, and to draw at a time.
-        keeps_tokens: whether interrupted groups keep what they have generated.
+        keeps_tokens: whether interrupted groups keep what they have generated, and go on with it under the next policy.
         stop_rule: decides the order in which valid groups are trained.
         staleness: how old trained tokens may be.
         new_uid: names a group whose prompt is tried again.
@@ -363,15 +363,17 @@ class PromptPool:
         self._buffered.append(group)
 
     def retire(self, step: int) -> tuple[list[str], list[Attachment]]:
-        """Give up groups of which no token could be trained on any more, or whose agent loops are gone, and queue their
-        prompts again.
+        """Give up groups of which no token could be trained on any more, or whose agent loops are gone; and those of a
+        checkpoint that have begun, where none may go on under another policy. Their prompts are queued again.
 
         Returns:
             Their uids, and the requests of theirs that are still in an engine.
         """
         limit = self._staleness
         groups = self._carried.too_stale(limit, step) + [
-            g for g in self._buffered if g.lost_loops or limit.is_too_stale(max(g.versions(), default=None), step)
+            g
+            for g in self._buffered
+            if not self._keeps_tokens or g.lost_loops or limit.is_too_stale(max(g.versions(), default=None), step)
         ]
         uids = {group.uid: None for group in groups}
         attachments = [attachment for group in groups for attachment in group.attachments()]

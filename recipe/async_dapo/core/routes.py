@@ -3,11 +3,14 @@
     prompt          | generated under version 3 | after a stop, under version 4
     r0 r1 .. r(p-1) | r(p) ...                  | ...            no row of the last token: no pass has read it
 
-Row k is that of the pass that read token k of a request's context. The first record of a row stays: a request that goes
-on after a stop is read again under other weights, and only its new rows are added.
+Row k is that of the pass that read token k of a request's context. A request that goes on after a stop is read again,
+from its prompt on, under other weights: its rows take the place of those held, since what it samples follows from the
+keys and values that it has now. An engine tells rows by their places in its KV cache: of tokens that it finds there,
+the rows are those of the pass that has put them there.
 """
 
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise, zip_longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +35,20 @@ class Routes:
         return sum(map(len, self.blocks)) // self.row_bytes
 
     def joined(self, start: int, block: bytes) -> "Routes":
-        """With the rows of a block that begins at row `start`, as far as they are new.
+        """With the rows of a block that begins at row `start`: those that follow, or, at row 0, all of them anew. Of
+        blocks that are told again nothing is copied: the turns of a trajectory share them.
 
         Raises:
-            ValueError: if there is a gap between.
+            ValueError: if they begin elsewhere.
         """
-        if start > self.rows:
+        if start not in (0, self.rows):
             raise ValueError(f"routes of token {start} follow on those of {self.rows} tokens")
-        new = block[(self.rows - start) * self.row_bytes :]
-        return replace(self, blocks=(*self.blocks, new)) if new else self
+        if start:
+            return replace(self, blocks=(*self.blocks, block))
+        ends = accumulate(map(len, self.blocks))
+        parts = [block[begin:end] for begin, end in pairwise((0, *ends, len(block)))]
+        told = (held if part == held else part for part, held in zip_longest(parts, self.blocks))
+        return replace(self, blocks=tuple(filter(None, told)))
 
     def first(self, rows: int) -> "Routes":
         """The first ones, at most so many."""

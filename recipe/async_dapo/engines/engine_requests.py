@@ -15,7 +15,7 @@ from ..calls import append_routes, append_tokens
 from ..core.balance import Requested, Returned
 from ..core.trajectory import Attachment, Turn
 from ..runtime.aio import RECONNECT_S, Gathered, resolve, run_to_completion
-from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, counts_of, extra_of
+from .protocol import ABORTED, ERROR, MORE, PAUSED, UNKNOWN, counts_of, extra_of
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class EngineRequests:
 
         Raises:
             EnginesUnavailable: when no server is left.
+            RuntimeError: when the engine has failed at this request: what it has generated is no answer.
         """
         attachment, turn.attachment = turn.attachment, None
         lease_id = uuid4().hex if attachment is None else attachment.lease_id
@@ -98,6 +99,8 @@ class EngineRequests:
                 self._leases.add(Returned(lease_id=lease_id, server_id=server_id, load=load))
         if keeps_lease:
             turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
+        if output.stop_reason == ERROR:
+            raise RuntimeError(f"server {server_id} has ended a request with an error; its log says which")
         if output.stop_reason not in (ABORTED, PAUSED, UNKNOWN):
             turn.finish_reason = extra_of(output)["finish_reason"]
         return not (output.stop_reason == PAUSED or (output.stop_reason == ABORTED and not self._rolling))

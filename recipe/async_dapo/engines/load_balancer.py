@@ -5,7 +5,7 @@ verl creates it through `rollout.router_config_path`.
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,12 +176,13 @@ class GlobalLoadBalancer:
 
         Returns:
             Requests that the servers may have in flight together [count].
+
+        Raises:
+            RuntimeError: if there is no server at all: no group would start, and so none would ask for one.
         """
         if concurrency_state is not None:
             self._balance.controller.restore(concurrency_state)
-        self._deliver(self._balance.open(await self._lives.tell_all("allow_generation")))
-        self._meter.reset(self._table.total_inflight)
-        self._is_open = True
+        self._open_with(await self._lives.tell_all("allow_generation"))
         return self._balance.capacity
 
     async def watch(self, server_id: str, name: str, servers: Sequence[ActorHandle]) -> None:
@@ -234,6 +235,14 @@ class GlobalLoadBalancer:
         }
 
     # ---- internals ----
+
+    def _open_with(self, loads: Mapping[str, EngineLoad]) -> None:
+        """These servers generate, and count from now on."""
+        if not self._lives.alive:
+            raise self._no_server_left()
+        self._deliver(self._balance.open(loads))
+        self._meter.reset(self._table.total_inflight)
+        self._is_open = True
 
     def _forget(self, server_id: str) -> None:
         """An engine is lost: its leases are void, and with the last engine all requests that wait."""

@@ -101,9 +101,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             told |= silent
             self._generating |= silent
             loads |= await self._lives.tell_all("allow_generation", but=self._lives.alive.keys() - silent)
-        self._deliver(self._balance.open({key: load for key, load in loads.items() if key in self._lives.alive}))
-        self._meter.reset(self._table.total_inflight)
-        self._is_open = True
+        self._open_with({key: load for key, load in loads.items() if key in self._lives.alive})
         self._move()
         return self._balance.capacity
 

@@ -17,7 +17,6 @@ from verl.workers.rollout.llm_server import LLMServerManager
 
 from .. import store
 from ..config.options import AsyncDAPOConfig, engine_gpus
-from ..config.values import RolloutStrategy
 from ..rollout.coordinator import RoundEvent
 from ..rollout.reports import RoundRecord
 from ..runtime.logs import log_phase
@@ -127,8 +126,7 @@ class SeparateTrainer(AsyncDAPOTrainer):
         return super()._manage_engines(verls)
 
     def _client_options(self) -> dict[str, bool]:
-        is_consistent = self.options.rollout_strategy is RolloutStrategy.CONSISTENT
-        return {"rolling": True, "one_version": is_consistent}
+        return {"rolling": True, "one_version": self.options.is_consistent}
 
     def on_step_end(self) -> None:
         with self._updating_weights():
@@ -153,8 +151,7 @@ def rolling_update(options: AsyncDAPOConfig) -> dict[str, Any]:
     """What `RollingLoadBalancer` needs beside `AsyncDAPOConfig.load_balancer`. An engine that is behind by more than
     `max_staleness` takes no further requests, with `consistent` by half of that: what it has would grow too old.
     """
-    drains = options.rollout_strategy is RolloutStrategy.CONSISTENT
-    most = options.max_staleness
+    drains, most = options.is_consistent, options.max_staleness
     return {
         "drains": drains,
         "max_lag": most // 2 if drains and most is not None else most,

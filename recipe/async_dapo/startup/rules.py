@@ -354,7 +354,7 @@ RULES: tuple[Rule, ...] = (
     *(Rule(_ROLLOUT + "tensor_model_parallel_size",
            partial(lambda it, own: it.options.is_separate is own and it.engine_gpus % it.gpus_per_engine, own=own),
            "engines of {it.gpus_per_engine} GPUs do not divide the {it.engine_gpus} of "
-           f"{owner}.nnodes x {owner}.n_gpus_per_node")
+           f"{owner}.nnodes x {owner}.n_gpus_per_node; set a size that does, such as 1")
       for own, owner in ((True, "actor_rollout_ref.rollout"), (False, "trainer"))),
     Rule(_ROLLOUT + "free_cache_engine",
          lambda it: it.options.keeps_kv and it.rollout.free_cache_engine and not it.options.is_separate,

@@ -33,6 +33,8 @@ _MODEL, _KWARGS = "actor_rollout_ref.model.", "reward.reward_kwargs."
 _VLLM = _ROLLOUT + "engine_kwargs.vllm."
 
 _Rate = Annotated[float, Meta(ge=0, description="a number >= 0")]
+_Finite = Annotated[float, Meta(ge=-1e9, le=1e9, description="a number")]
+_AboveOne = Annotated[float, Meta(gt=1, description="a number > 1")]
 _TopK = Annotated[int, Meta(ge=-1, description="a whole number >= -1")]
 _SEQUENCE_PARALLEL = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
 # Ranks that hold a share of the model, or of a sequence, in Megatron and VeOmni.
@@ -49,6 +51,7 @@ _OF_KIND: tuple[tuple[Any, str], ...] = (
         transfer_queue.backend.SimpleStorage.num_data_storage_units
         {_ROLLOUT}val_kwargs.n {_ROLLOUT}n_gpus_per_node {_ROLLOUT}tensor_model_parallel_size
         {_ROLLOUT}data_parallel_size {_ROLLOUT}pipeline_model_parallel_size {_ROLLOUT}max_num_seqs
+        {_ROLLOUT}checkpoint_engine.update_weights_bucket_megabytes
         {_ROLLOUT}max_num_batched_tokens {_ACTOR}ppo_epochs {_ACTOR}ppo_mini_batch_size
         critic.ppo_epochs critic.ppo_mini_batch_size critic.ppo_infer_max_token_len_per_gpu
         critic.fsdp.ulysses_sequence_parallel_size"""),
@@ -60,13 +63,32 @@ _OF_KIND: tuple[tuple[Any, str], ...] = (
         {_ACTOR}ppo_micro_batch_size_per_gpu {_ACTOR}ppo_max_token_len_per_gpu"""),
     (int, "trainer.save_freq trainer.test_freq trainer.critic_warmup data.train_max_samples data.val_max_samples"),
     (int | None, f"trainer.max_actor_ckpt_to_keep trainer.max_critic_ckpt_to_keep {_KWARGS}max_resp_len"),
-    (NotNegative, f"{_MODEL}lora_rank {_MODEL}lora.rank {_ROLLOUT}nnodes"),
+    (NotNegative, f"{_MODEL}lora_rank {_MODEL}lora.rank {_ROLLOUT}nnodes data.dataloader_num_workers"),
     (NotNegative | None, "data.val_batch_size data.seed"),
     (Positive, f"{_KWARGS}overlong_buffer_cfg.penalty_factor {_ROLLOUT}temperature"),
-    (_Rate, f"{_ROLLOUT}val_kwargs.temperature {_ACTOR}optim.lr"),
+    (Positive, f"{_ACTOR}optim.clip_grad"),
+    (_Rate, f"""
+        {_ROLLOUT}val_kwargs.temperature {_ACTOR}optim.lr {_ACTOR}optim.weight_decay {_ACTOR}clip_ratio
+        {_ACTOR}kl_loss_coef"""),
+    (_Rate | None, f"{_ACTOR}clip_ratio_low {_ACTOR}clip_ratio_high"),  # null = clip_ratio
+    (_AboveOne, f"{_ACTOR}clip_ratio_c"),
+    (_Finite, f"{_ACTOR}entropy_coeff"),
+    (int | None, f"{_ACTOR}optim.lr_warmup_steps"),
     (SomeShare, f"{_ROLLOUT}val_kwargs.top_p {_ROLLOUT}gpu_memory_utilization"),
     (_TopK, f"{_ROLLOUT}val_kwargs.top_k"),
 )  # fmt: skip
+# Hydra reads `no` and `off` as texts, which Python takes for true.
+SWITCHES: dict[str, Any] = dict.fromkeys(
+    f"""
+        trainer.val_before_train trainer.val_only data.shuffle data.validation_shuffle data.filter_overlong_prompts
+        algorithm.use_kl_in_reward algorithm.filter_groups.enable
+        algorithm.norm_adv_by_std_in_grpo algorithm.rollout_correction.bypass_mode {_KWARGS}overlong_buffer_cfg.enable
+        {_ACTOR}use_kl_loss {_ACTOR}shuffle {_ACTOR}use_dynamic_bsz {_ACTOR}fsdp_config.param_offload
+        {_ACTOR}fsdp_config.optimizer_offload {_ROLLOUT}enforce_eager {_ROLLOUT}free_cache_engine
+        {_ROLLOUT}val_kwargs.do_sample {_MODEL}enable_gradient_checkpointing {_MODEL}use_remove_padding
+    """.split(),
+    bool | None,
+)
 NUMBERS: dict[str, Any] = {
     **{key: kind for kind, keys in _OF_KIND for key in keys.split()},
     **{model + name: Count for model in (_ACTOR, _REF) for name in _SEQUENCE_PARALLEL},
@@ -176,13 +198,15 @@ def listed(value: Any) -> list[Any]:
 
 
 def check_numbers(config: DictConfig) -> None:
-    """Refuse what is no number, or one that verl has no meaning for: it would be found minutes after the start.
+    """Refuse what is no number, or one that verl has no meaning for, and texts as switches: they would be found minutes
+    after the start, or never.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    given = (key for key in NUMBERS if OmegaConf.select(config, key, default=_ABSENT) is not _ABSENT)
-    check_each([partial(number, config, key, NUMBERS[key]) for key in given])
+    kinds = NUMBERS | SWITCHES
+    given = (key for key in kinds if OmegaConf.select(config, key, default=_ABSENT) is not _ABSENT)
+    check_each([partial(number, config, key, kinds[key]) for key in given])
 
 
 def check_verl_options(config: DictConfig) -> None:

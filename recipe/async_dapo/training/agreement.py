@@ -14,8 +14,7 @@ def newest_tokens(batch: KVBatchMeta, *, step: int, whole_only: bool) -> NewestT
     """Those of a batch whose log-probs the trainer has computed.
 
     Args:
-        whole_only: leave out those of resumed trajectories, whose older tokens the trainer computes otherwise than the
-            engine has: that kept their keys and values, or the trainer replays the experts that sampled them.
+        whole_only: leave out those of resumed trajectories, of whose older tokens the engine has kept keys and values.
     """
     data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
     newest = step - 1

@@ -115,7 +115,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
             over_sampling=self._over_sampling,
-            keeps_tokens=options.keeps_tokens,
+            keeps_tokens=options.keeps_tokens and not options.is_consistent,
             stop_rule=options.stop_rule,
             staleness=self._staleness,
             new_uid=lambda: str(uuid4()),

@@ -280,13 +280,13 @@ class AsyncDAPOTrainer(PPOTrainer):
         return 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
 
     def _updates(self, count: int) -> list[list[int]]:
-        """The rows of each update of a batch, those of the critic if they are fewer. Where ranks shuffle, nobody knows
-        them: then each row by itself.
+        """The rows of each update of a batch, those of the critic if they are fewer. Of several, between which ranks
+        shuffle, nobody knows them: then each row by itself.
         """
         models = [self.config.actor_rollout_ref.actor, *([self.config.critic] if self.use_critic else [])]
-        if any(model.shuffle for model in models):
-            return rows_of_updates(count, ranks=1, rows=1)
         rows = min(model.ppo_mini_batch_size for model in models) * self.config.actor_rollout_ref.rollout.n
+        if rows < count and any(model.shuffle for model in models):
+            return rows_of_updates(count, ranks=1, rows=1)
         return rows_of_updates(count, ranks=self._training_ranks, rows=min(rows, count))
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -301,8 +301,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         bypasses = self.config.algorithm.rollout_correction.bypass_mode
         with self._bypassing(False):
             batch = super()._compute_old_log_prob(batch, metrics)
-        whole_only = self.options.has_old_kv or self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
-        self._newest += newest_tokens(batch, step=self.global_steps, whole_only=whole_only)
+        self._newest += newest_tokens(batch, step=self.global_steps, whole_only=self.options.has_old_kv)
         warning = judge(self._newest)
         self._has_judged_engines = warning is not None
         if warning:

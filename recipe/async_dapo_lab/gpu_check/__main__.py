@@ -21,15 +21,13 @@ from . import machine, speed, training
 from .assets import make_config, prepare
 from .verdicts import Results, skipped
 
-# CUDA graphs without torch.compile, whose minute says little of decoding.
-GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     gpus: int
     device: str
     only: int | None
+    cases: list[str] | None
     tensor_parallel_size: int
     model: Path | None
     output: Path
@@ -67,6 +65,8 @@ class Check:
 
     def _training(self) -> None:
         for case in training.cases(self._options.device):
+            if case.name not in (self._options.cases or [case.name]):
+                continue
             if case.package and find_spec(case.package) is None:
                 self._results.add(case.name, skipped(f"needs a package; run: pip install {SUFFIX_PACKAGE}"))
             else:
@@ -98,7 +98,7 @@ class Check:
         else:
             del environment["VERL_PLATFORM"]
             model = options.model or make_config(options.output / "large_model")
-            kwargs = {"tensor_parallel_size": options.tensor_parallel_size, "compilation_config": GRAPHS}
+            kwargs = {"tensor_parallel_size": options.tensor_parallel_size, "compilation_config": training.GRAPHS}
             changes = {"model": str(model), "engine_kwargs": kwargs}
         facts, ended = speed.run_engine(
             replace(settings, **changes), environment=environment, timeout_s=options.timeout_s
@@ -139,6 +139,8 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine to check; theme 4 needs two or more")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: check what a CPU can")
     parser.add_argument("--only", type=int, choices=range(2, 5), metavar="N", help="beside theme 1 only theme N")
+    cases = [case.name for case in training.cases("cuda")]
+    parser.add_argument("--cases", nargs="+", choices=cases, metavar="CASE", help=f"of theme 2 only {', '.join(cases)}")
     parser.add_argument("--model", type=Path, help="folder of a model to check with, instead of one made here")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs of the engine in theme 3")
     now = time.strftime("%Y%m%d-%H%M%S")

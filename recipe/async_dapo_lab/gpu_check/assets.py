@@ -18,13 +18,14 @@ LARGE = MODEL_PRESETS["qwen3-8b"]  # of which only config.json is made: the engi
 _MOST_POSITIONS = 40_960
 
 
-def prepare(output: Path, *, device: str, seed: int = 0) -> Assets:
-    """Model and data; those of a CPU lie beside the output, for the next run as well."""
+def prepare(output: Path, *, device: str, seed: int = 0, shape: dict[str, Any] = SMALL) -> Assets:
+    """Model and data, made once; those of a CPU lie beside the output, for the next run as well."""
     if device == "cpu":
         return prepare_assets(output.parent, seed=seed)
     assets = Assets(folder=output / "made_here")
-    make_model(assets.model, seed=seed)
-    write_rows(assets, seed=seed, train=1024, validation=64)
+    if not assets.validation_file.exists():
+        make_model(assets.model, seed=seed, shape=shape)
+        write_rows(assets, seed=seed, train=1024, validation=64)
     return assets
 
 

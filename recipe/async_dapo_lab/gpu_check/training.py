@@ -4,7 +4,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +40,8 @@ CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
 _FRESH_RATIO = keys.PREFIX + "importance/staleness_0/ratio_max"
 _ENGINE_TITLE = re.compile(r"VLLM::EngineCore\b")
 _MAX_PROMPT_TOK, _MAX_RESPONSE_TOK = 128, 512  # on a GPU, for any tokenizer
+# CUDA graphs without torch.compile, which takes a minute and says little of what is checked.
+GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 
 Step = Mapping[str, float]
 
@@ -71,6 +73,7 @@ class Case:
     host_kv_gib: float | None = None  # in which KV outlives the sleep of engines
     package: str = ""  # without which it cannot run
     bounds: FreshBounds | None = None  # None: the device's
+    is_compiled: bool = False  # by torch.compile, trainer and engine, as in a run of one's own
     steps: int = STEPS
 
 
@@ -92,6 +95,7 @@ def cases(device: str) -> Iterator[Case]:
     off = "++actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=False"
     yield Case(name="partial, no async scheduling", overrides=(off,))
     yield Case(name="partial, first model runner", environment={"VLLM_USE_V2_MODEL_RUNNER": "0"})
+    yield Case(name="partial, compiled", is_compiled=True)
 
 
 # Those of two GPUs. On GPUs they use NCCL between ranks, on a CPU gloo.
@@ -172,21 +176,49 @@ def train(
     case: Case, assets: Assets, model: Path, *, device: str, folder: Path, timeout_s: float
 ) -> tuple[list[Step], str]:
     """Metrics of the steps, and how the run ended if it did not end well."""
+    return run_entry(
+        ENTRY,
+        lambda ray_folder: overrides(case, assets, model, device=device, folder=folder, ray_folder=ray_folder),
+        device=device,
+        folder=folder,
+        timeout_s=timeout_s,
+        environment=case.environment,
+        kills_an_engine=case.kills_an_engine,
+    )
+
+
+def run_entry(
+    module: str,
+    options: Callable[[Path], Iterable[str]],
+    *,
+    device: str,
+    folder: Path,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    kills_an_engine: bool = False,
+) -> tuple[list[Step], str]:
+    """Train with a module of Hydra options, which may be verl's own.
+
+    Args:
+        options: the overrides, for a folder in which Ray keeps its files.
+
+    Returns:
+        Metrics of the steps, and how the run ended if it did not end well.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     metrics = RunMetrics(file=folder / "metrics.jsonl")
+    metrics.file.unlink(missing_ok=True)
     with RayFolder() as ray:
-        environment = run_environment(os.environ, code_path=CODE_PATH, output=folder, ray_folder=ray.path)
+        own = run_environment(os.environ, code_path=CODE_PATH, output=folder, ray_folder=ray.path)
         if device != "cpu":
-            del environment["VERL_PLATFORM"]
-        environment |= {"TMPDIR": str(ray.path), **case.environment}
+            del own["VERL_PLATFORM"]
         killer = _EngineKiller(metrics)
-        options = overrides(case, assets, model, device=device, folder=folder, ray_folder=ray.path)
         ended = run_supervised(
-            [sys.executable, "-m", ENTRY, *options],
-            environment=environment,
+            [sys.executable, "-m", module, *options(ray.path)],
+            environment=own | {"TMPDIR": str(ray.path), **(environment or {})},
             log=folder / "train.log",
             timeout_s=timeout_s,
-            on_watch=killer.look if case.kills_an_engine else lambda process: None,
+            on_watch=killer.look if kills_an_engine else lambda process: None,
         )
         if ended:
             ray.save_logs(folder / "ray_logs")
@@ -222,7 +254,7 @@ def overrides(case: Case, assets: Assets, model: Path, *, device: str, folder: P
     settings = RunSettings(
         assets=assets, output=folder, ray_folder=ray_folder, steps=case.steps, seed=0, engines=case.gpus
     )
-    own = verl_overrides(settings) if device == "cpu" else (*run_overrides(settings), *_gpu_overrides(case))
+    own = verl_overrides(settings) if device == "cpu" else (*run_overrides(settings), *_case_overrides(case))
     local = "++actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp"
     return [
         *own,
@@ -238,23 +270,40 @@ def overrides(case: Case, assets: Assets, model: Path, *, device: str, folder: P
     ]
 
 
-def _gpu_overrides(case: Case) -> Iterator[str]:
-    """The reference script's way of training, on a small model: dynamic batches, remove padding, flash attention where
-    it is installed.
-    """
+def gpu_overrides(
+    *, prompt_tok: int, response_tok: int, trained_at_once_tok: int, is_compiled: bool = False
+) -> Iterator[str]:
+    """The reference script's way of training: dynamic batches, remove padding, flash attention if it is installed."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-    longest_tok = _MAX_PROMPT_TOK + _MAX_RESPONSE_TOK
-    yield f"data.max_prompt_length={_MAX_PROMPT_TOK}"
-    yield f"data.max_response_length={_MAX_RESPONSE_TOK}"
+    yield f"data.max_prompt_length={prompt_tok}"
+    yield f"data.max_response_length={response_tok}"
     yield f"reward.custom_reward_function.path={quoted(Path(reward.__file__))}"
+    yield f"{actor}.strategy=fsdp2"
     yield "actor_rollout_ref.model.use_remove_padding=True"
     if find_spec("flash_attn") is None:
         yield "++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
     yield f"{actor}.use_dynamic_bsz=True"
-    yield f"{actor}.ppo_max_token_len_per_gpu={8 * longest_tok}"
-    yield f"{actor}.optim.lr=1e-5"
+    yield f"{actor}.ppo_max_token_len_per_gpu={trained_at_once_tok}"
+    yield f"{rollout}.name=vllm"
+    yield f"{rollout}.tensor_model_parallel_size=1"
+    yield f"{rollout}.max_model_len={prompt_tok + response_tok}"
+    if not is_compiled:
+        graphs = ",".join(f"{key}:{value}" for key, value in GRAPHS.items())
+        yield f"++{rollout}.engine_kwargs.vllm.compilation_config={{{graphs}}}"
+        yield f"{actor}.use_torch_compile=False"
+        yield f"{actor}.fsdp_config.use_torch_compile=False"
+
+
+def _case_overrides(case: Case) -> Iterator[str]:
+    rollout, longest_tok = "actor_rollout_ref.rollout", _MAX_PROMPT_TOK + _MAX_RESPONSE_TOK
+    yield from gpu_overrides(
+        prompt_tok=_MAX_PROMPT_TOK,
+        response_tok=_MAX_RESPONSE_TOK,
+        trained_at_once_tok=8 * longest_tok,
+        is_compiled=case.is_compiled,
+    )
+    yield "actor_rollout_ref.actor.optim.lr=1e-5"
     yield f"{rollout}.gpu_memory_utilization=0.4"
-    yield f"{rollout}.max_model_len={longest_tok}"
     yield f"{rollout}.max_num_seqs=256"
     yield f"{rollout}.free_cache_engine={case.strategy != 'partial_stale_kv' or bool(case.host_kv_gib)}"
     yield f"async_dapo.host_kv_gib={case.host_kv_gib or 'null'}"
