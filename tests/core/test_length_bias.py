@@ -66,11 +66,6 @@ def test_given_more_groups_than_the_window_then_the_oldest_are_forgotten() -> No
     assert (mean_tok(window.trained), mean_tok(window.dispatched)) == (4, 3.5)
 
 
-def test_given_nothing_observed_then_all_is_zero() -> None:
-    window = LengthBiasWindow(2)
-    assert mean_tok(window.trained) == mean_tok(window.dispatched) == quantile_tok(window.dispatched, 0.9) == 0
-
-
 @pytest.mark.parametrize(("q", "length_tok"), [(0.0, 1), (0.5, 5), (0.51, 6), (0.9, 9), (1.0, 10)])
 def test_quantiles_are_lengths_that_occurred(q: float, length_tok: int) -> None:
     window = LengthBiasWindow(20)

@@ -55,17 +55,6 @@ def asking(service: Service, function: Callable[..., Any] | None = None) -> Loop
     return loop
 
 
-async def test_given_a_call_when_rounds_stop_under_it_then_it_goes_on_and_its_loop_waits_for_it_in_each_round() -> None:
-    service, held = Service(takes_s=35.0), group()
-    for _ in range(3):
-        assert await stopped_at(rollout(asking(service)), held, 10.0) is None
-    last = rollout(asking(service))
-    assert (await outcome_of(last, held)).verdict is Verdict.VALID
-    assert now_s() == pytest.approx(35.0)
-    assert service.is_charged_once and service.answers == [2, 2, 2, 2]
-    assert last.take_report().calls.replayed == 4
-
-
 def free_function(service: Service) -> Any:
     async def charge(amount: int) -> int:
         return await service.charge(amount)

@@ -1,7 +1,7 @@
 """The coordinator actor as a plain class: events reach everybody at once, old rounds touch nothing."""
 
 import asyncio
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from recipe.async_dapo.separate.rolling_round import RollingSpec
 
 from ..support.fakes import FakeHandle
 from ..support.rounds import spec, tickets
-from ..support.simulation import now_s, settle, simulate
+from ..support.simulation import now_s, settle
 
 
 class FakeBalancer:
@@ -130,11 +130,6 @@ async def test_given_a_balancer_that_fails_to_stop_the_engines_then_the_trainer_
             await call
 
 
-def test_given_a_round_that_is_not_open_when_groups_are_added_then_it_is_an_error() -> None:
-    with pytest.raises(AssertionError, match="step-1 is not open"):
-        simulate(coordinator().add_groups("step-1", tickets("a")))
-
-
 @pytest.mark.parametrize("is_woken_first", [True, False])
 async def test_given_waiting_lanes_when_one_is_cancelled_then_another_gets_the_place(is_woken_first) -> None:
     it = coordinator()
@@ -151,29 +146,6 @@ async def test_given_waiting_lanes_when_one_is_cancelled_then_another_gets_the_p
         await it.report_progress("step-1", [("a", GroupEvent.GENERATED)])
     assert await second == "b"
     assert first.cancelled()
-
-
-async def test_given_lanes_that_wait_when_groups_come_then_each_lane_that_gets_one_wakes_the_next() -> None:
-    it = coordinator()
-    await it.open_round(spec(), [])
-    lanes = [asyncio.create_task(take(it, worker=worker)) for worker in (0, 1)]
-    await settle()
-    await it.add_groups("step-1", tickets("a", "b"))
-    assert [await lane for lane in lanes] == ["a", "b"]
-
-
-async def test_given_a_group_that_only_its_home_can_go_on_with_when_a_place_comes_free_then_its_home_is_woken() -> None:
-    it = coordinator()
-    [bound] = [replace(ticket, home=1, is_bound=True) for ticket in tickets("bound")]
-    await it.open_round(spec(pool_size=1), [*tickets("a"), bound])
-    await it.take_group("step-1", 0)
-    other, home = (asyncio.create_task(take(it, worker=worker)) for worker in (0, 1))
-    await settle()
-    await it.report_progress("step-1", [("a", GroupEvent.GENERATED)])
-    assert await home == "bound"
-    assert not other.done()
-    other.cancel()
-    await asyncio.wait([other])
 
 
 def rolling_spec(**options: Any) -> RollingSpec:
@@ -203,14 +175,3 @@ async def test_given_a_group_that_begins_before_a_batch_is_taken_and_has_to_be_i
     assert await it.next_event("step-1") is RoundEvent.HAS_BATCH
     part = await it.hand_over("step-1")
     assert part is not None and part.handed_over == ("a",)
-
-
-async def test_given_a_lane_that_waits_when_more_may_be_under_way_then_it_gets_a_group() -> None:
-    it = coordinator()
-    await it.open_round(rolling_spec(most_begun=1), tickets(*"ab"))
-    await take(it)
-    lane = asyncio.create_task(it.take_group("step-1", 0))
-    await settle()
-    assert not lane.done()
-    await it.resize("step-1", rolling_spec(most_begun=2))
-    assert await lane is not None

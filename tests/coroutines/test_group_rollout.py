@@ -13,6 +13,7 @@ from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.step import Step
 from recipe.async_dapo.core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, Turn
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
+from recipe.async_dapo.store import rows_of
 
 from ..support.rollout_world import Loop, N, finished, group, outcome_of, recorder, rollout, scores, stopped_at
 from ..support.simulation import now_s, settle, simulate
@@ -95,6 +96,14 @@ def test_given_a_trajectory_that_samples_no_token_then_it_is_a_counted_failure()
     outcome = simulate(outcome_of(rollout(unreset)))
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "generation_error")
     assert outcome.cause is not None and "without a generated token" in outcome.cause.summary
+
+
+async def test_given_validation_when_a_trajectory_samples_no_token_then_the_others_are_stored() -> None:
+    held = group()
+    outcome = await outcome_of(rollout(unreset, keeps_failures=True), held)
+    assert outcome.verdict is Verdict.VALID
+    rows = list(rows_of(held))
+    assert [key for key, _, _ in rows] == ["group_0_0", "group_2_0", "group_3_0"]
 
 
 def test_given_an_output_without_tokens_beside_others_then_it_is_a_counted_failure() -> None:

@@ -1,22 +1,42 @@
 """The load balancer actor as a plain class: waiters, stops, and servers that leave, die or cannot be reached."""
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from random import Random
+from typing import Any
 
 import pytest
 
+from recipe.async_dapo.core.balance import Requested, Returned
 from recipe.async_dapo.engines import server as server_module
 from recipe.async_dapo.engines.lives import EngineLives
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.engines.server_actor import ServerActor
 
-from ..support.balancer_world import acquire, balancer, handles, is_quiet, lease, release
 from ..support.client_world import LENGTH_TOK, assert_whole, world
 from ..support.fakes import FakeHandle, ScriptedServer, token_at
 from ..support.router import router_options
 from ..support.scripted_engine import ScriptedEngine, start_server
 from ..support.simulation import at_each, settle
+
+
+def handles(names: Iterable[str], **options: Any) -> dict[str, FakeHandle]:
+    return {name: FakeHandle(ScriptedServer(), **options) for name in names}
+
+
+async def lease(lb: GlobalLoadBalancer, lease_id: str) -> Any:
+    """A server, waiting for one if need be."""
+    decided = await lb.exchange([Requested(lease_id=lease_id, request_id="request")], [])
+    return decided[lease_id] if lease_id in decided else await lb.granted(lease_id)
+
+
+def acquire(lb: GlobalLoadBalancer, lease_id: str) -> asyncio.Task[Any]:
+    return asyncio.create_task(lease(lb, lease_id))
+
+
+async def release(lb: GlobalLoadBalancer, lease_id: str) -> None:
+    await lb.exchange([], [Returned(lease_id=lease_id)])
 
 
 class Operated:
@@ -115,13 +135,15 @@ async def test_given_anything_at_any_time_when_all_is_released_then_nothing_leak
             tasks.create_task(it.release_sometime(name))
     await it.balancer.look_after_servers()
     await release(it.balancer, "frozen")
-    await is_quiet(it.balancer)
-    assert len(await it.registered) == len((await it.balancer.get_status())["registered_handles"]), "a dead one is left"
+    await settle()
+    status = await it.balancer.get_status()
+    assert (status["total_inflight"], status["queued"]) == (0, 0) and not it.balancer._waiters
+    assert len(await it.registered) == len(status["registered_handles"]), "a dead one is left"
 
 
 async def test_statistics_are_since_they_were_taken_without_voided_waiters_and_the_time_between_rounds(monkeypatch):
     monkeypatch.setattr("recipe.async_dapo.engines.load_balancer.time.monotonic", asyncio.get_running_loop().time)
-    lb = balancer("a")
+    lb = GlobalLoadBalancer(handles("a"), router_options(1))
     await lease(lb, "first")
     frozen, voided = acquire(lb, "frozen"), acquire(lb, "voided")
     await asyncio.sleep(3)

@@ -153,6 +153,13 @@ def test_given_a_worker_that_dies_while_it_parks_then_its_groups_are_not_lost_si
         list(to_frames(cluster.buffer.state()))
 
 
+def test_given_a_parked_group_when_it_starts_anew_then_nothing_of_it_is_kept() -> None:
+    group = interrupted_group()
+    parking.park(group)
+    assert group.restart() == LENGTH_TOK + 7
+    assert group.parked is None and not group.has_started
+
+
 @pytest.mark.parametrize("strategy", [RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV])
 def test_given_rounds_that_are_interrupted_then_the_trainer_holds_counts_and_no_tokens(start, strategy) -> None:
     task = Task(length_of=lambda prompt_ids: 5 + 40 * (prompt_ids[0] % 2))

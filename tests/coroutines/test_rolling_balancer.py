@@ -4,129 +4,14 @@ at any moment.
 
 import asyncio
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 
 from recipe.async_dapo.config.values import RolloutStrategy
-from recipe.async_dapo.core.trajectory import Turn
-from recipe.async_dapo.separate import balancer as rolling_balancer
-from recipe.async_dapo.separate.rolling_update import Phase
 
 from ..support.rolling_world import RollingWorld
-from ..support.simulation import at_each, now_s
 
 SEPARATE = [one for one in RolloutStrategy if one is not RolloutStrategy.DISCARD]
-STRATEGIES = pytest.mark.parametrize("strategy", SEPARATE)
-MOMENTS_S = [
-    k / 8 for k in range(28)
-]  # from before an update of 2 s until after it, calls of a quarter second included
-
-
-@STRATEGIES
-async def test_given_updates_when_asked_then_each_engine_s_are_told_once_with_their_times(
-    monkeypatch, strategy
-) -> None:
-    it = RollingWorld(monkeypatch, strategy, "ab")
-    monkeypatch.setattr(rolling_balancer, "time", SimpleNamespace(monotonic=now_s))
-    await it.begin()
-    await it.balancer.take_stats()
-    for version in (1, 2):
-        began_s = now_s()
-        await it.publish(version)
-        await it.balancer.caught_up()
-        stats = await it.balancer.take_stats()
-        assert len(stats.updates_s) == 2 and min(stats.updates_s) > 0
-        assert sum(stats.updates_s) <= now_s() - began_s, "they were updated at the same time"
-        assert stats.versions_behind == 0
-    assert (await it.balancer.take_stats()).updates_s == ()
-
-
-async def test_given_an_engine_that_drains_when_it_has_its_weights_then_its_update_began_with_the_drain(monkeypatch):
-    it = RollingWorld(monkeypatch, RolloutStrategy.CONSISTENT, "a", transfer_s=2.0)
-    monkeypatch.setattr(rolling_balancer, "time", SimpleNamespace(monotonic=now_s))
-    await it.begin()
-    await it.balancer.take_stats()
-    answer = asyncio.create_task(it.answer(1, length_tok=50))
-    await asyncio.sleep(1)
-    closed_s = now_s()
-    await it.publish(1)
-    assert it.phase("a") is Phase.DRAINING
-    await answer
-    drained_s = now_s()
-    await it.balancer.caught_up()
-    [update_s] = (await it.balancer.take_stats()).updates_s
-    assert closed_s + 1 < drained_s < closed_s + update_s <= now_s()
-
-
-async def test_given_a_frozen_request_when_its_engine_has_not_got_its_weights_at_the_next_round_then_it_waits_for_it(
-    monkeypatch,
-) -> None:
-    it = RollingWorld(monkeypatch, RolloutStrategy.PARTIAL_STALE_KV, "a", transfer_s=5.0)
-    await it.begin()
-    turn = Turn(prompt_digest=b"", prompt_len_tok=1)
-    asked = "trajectory", [1], {"max_tokens": 50, "logprobs": True}, {}
-    answer = asyncio.create_task(it.requests.advance(turn, *asked))
-    await asyncio.sleep(2)
-    await it.balancer.stop()
-    assert not await answer and turn.attachment is not None
-    await it.publish(1)
-    await it.balancer.open()
-    assert it.phase("a") is Phase.UPDATING
-    assert await it.requests.advance(turn, *asked), "it was told that the round has stopped"
-
-
-@STRATEGIES
-async def test_given_newer_weights_while_an_engine_stops_then_it_takes_the_newest_once(monkeypatch, strategy):
-    it = RollingWorld(monkeypatch, strategy, "ab", latency_s=0.5)
-    await it.begin()
-    await it.publish(1)
-    await asyncio.sleep(0.1)
-    await it.publish(2)
-    await it.is_well(newest=2)
-    assert sorted(len(taker.taken) for taker in it.takers.values()) == [2, 2]
-
-
-@pytest.mark.slow
-@STRATEGIES
-@at_each(MOMENTS_S)
-async def test_given_a_stop_at_any_moment_of_an_update_when_engines_are_opened_again_then_each_serves(
-    monkeypatch, strategy, moment_s: float
-) -> None:
-    for opened_after_s in (0.0, 0.3, 1.1, 5.0):
-        it = RollingWorld(monkeypatch, strategy, "ab", latency_s=lambda method: 0.6 if method == "go_on" else 0.25)
-        await it.begin()
-        clients = [asyncio.create_task(it.answers(range(k, k + 60, 20), length_tok=4)) for k in range(6)]
-        await asyncio.sleep(1)
-        await it.publish(1)
-        await asyncio.sleep(moment_s)
-        await it.balancer.stop()
-        await asyncio.sleep(opened_after_s)
-        if opened_after_s > 2:  # a call that was under way at the stop may arrive late, and is taken back
-            assert not any(server.generates for server in it.servers.values())
-        await it.balancer.open()
-        async with asyncio.timeout(200):
-            await asyncio.gather(*clients)
-        await it.is_well(newest=1)
-
-
-@STRATEGIES
-@at_each([k / 2 for k in range(8)])
-async def test_given_a_batch_that_is_handed_over_in_mid_update_then_each_engine_is_counted_once(
-    monkeypatch, strategy, moment_s: float
-) -> None:
-    it = RollingWorld(monkeypatch, strategy, "ab", latency_s=0.25)
-    await it.begin()
-    clients = [asyncio.create_task(it.answers(range(k, k + 60, 20), length_tok=4)) for k in range(6)]
-    await it.publish(1)
-    await asyncio.sleep(moment_s)
-    first, _ = await it.balancer.turn_over()
-    await asyncio.gather(*clients)
-    await it.is_well(newest=1)
-    second, capacity = await it.balancer.turn_over()
-    generated = sum(load.generated_tok for stats in (first, second) for load in stats.loads.values())
-    assert generated == sum(len(tokens) for server in it.servers.values() for tokens in server.generated.values())
-    assert capacity == 8
 
 
 async def test_given_an_engine_that_is_removed_while_others_are_asked_then_it_has_no_capacity(monkeypatch) -> None:
@@ -138,24 +23,6 @@ async def test_given_an_engine_that_is_removed_while_others_are_asked_then_it_ha
     it.balancer._lives.lose("a", "leaves")
     stats, _ = await turning
     assert stats.loads.keys() == {"b"} and stats.servers == 1
-
-
-@at_each(MOMENTS_S)
-async def test_given_a_frozen_request_when_its_engine_is_updated_over_the_opening_then_it_goes_on_there(
-    monkeypatch, moment_s: float
-) -> None:
-    it = RollingWorld(monkeypatch, RolloutStrategy.PARTIAL_STALE_KV, "ab", latency_s=0.25)
-    await it.begin()
-    clients = [asyncio.create_task(it.answer(k, length_tok=20)) for k in range(4)]
-    await asyncio.sleep(4)
-    await it.balancer.stop()
-    await it.publish(1)
-    await asyncio.sleep(moment_s)
-    await it.balancer.open()
-    await asyncio.gather(*clients)
-    await it.is_well(newest=1)
-    leases = sum(len(arguments[0]) for method, arguments, _ in it.handle.calls if method == "exchange")
-    assert leases == 4, "a request was sent away"
 
 
 @pytest.mark.parametrize("seed", range(30))

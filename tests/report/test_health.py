@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from recipe.async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from recipe.async_dapo.record import keys
 from recipe.async_dapo_lab.report.health import EVERY_STEPS, RULES, VALIDATION_SHARE, Hints, hints
 
@@ -41,19 +40,3 @@ def test_no_hint_raises_an_option_that_another_one_lowers() -> None:
         for verb, options in re.findall(r"(raise|lower) ((?:[a-z_]+\.[a-z_.]+(?: or )?)+)", advice):
             turned[verb] |= set(options.split(" or "))
     assert turned["raise"] and turned["lower"] and not turned["raise"] & turned["lower"]
-
-
-def test_most_tokens_one_version_behind_are_healthy_and_tokens_two_behind_are_not() -> None:
-    step = recipe_step(1) | {keys.OFF_POLICY: 0.95, keys.STALENESS_MEAN: HEALTHY_MEAN_STALENESS}
-    assert not hints(step)
-    [hint] = hints(step | {keys.STALENESS_MEAN: 2.0})
-    assert "async_dapo/staleness/mean is 2 (healthy: up to 1)" in hint
-
-
-@pytest.mark.parametrize(("validation_s", "is_told"), [(1.0, False), (1.3, True)])
-def test_validations_that_take_more_than_a_tenth_of_a_run_are_told(validation_s, is_told) -> None:
-    log, step = Hints(), recipe_step(1) | {keys.STEP_S: 1.0}
-    validated = {5: validation_s / 2, 10: validation_s / 2}
-    steps = [step | ({keys.VALIDATE_S: validated[number]} if number in validated else {}) for number in range(1, 11)]
-    said = [log.of_step(number, values) for number, values in enumerate(steps, start=1)]
-    assert ("trainer.test_freq" in str(said[-1])) == is_told

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, read_lines
 from recipe.async_dapo.record.run_record import RunDescription, StepRecord, all_causes, read_steps
 from recipe.async_dapo.training import recorder as recorder_module
-from recipe.async_dapo_lab.report.lengths import MOST_GROUPS, length_lines
 from recipe.async_dapo_lab.run_files import LENGTHS_FILE, SAMPLES_FILE
 
 from ..support.recorded_runs import ScriptedRecorder
@@ -91,12 +89,3 @@ def test_verls_own_file_is_read_as_far_as_it_was_written(tmp_path: Path) -> None
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "data": {"a": 1.0}}\n{"step": 2, "da')
     [line] = read_steps(tmp_path / "metrics.jsonl")
     assert (line.step, line.data) == (1, {"a": 1.0})
-
-
-def test_lengths_of_a_large_step_are_few_and_evenly_of_all_of_it() -> None:
-    outcomes = [
-        GroupOutcome(prompt_uid=str(i), verdict=Verdict.VALID, response_lens_tok=(i,))
-        for i in range(1, 4 * MOST_GROUPS + 2)
-    ]
-    lens_tok = [line["response_lens_tok"][0] for line in length_lines(1, outcomes)]
-    assert len(lens_tok) <= MOST_GROUPS and max(lens_tok) - min(lens_tok) > 4 * MOST_GROUPS - 10

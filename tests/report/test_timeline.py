@@ -3,16 +3,12 @@
 import itertools
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.concurrency import LoadSample, LoadSamples
 from recipe.async_dapo_lab.report.timeline import StepTimeline, line_of, read_timeline
-from recipe.async_dapo_lab.report.write import write_report
 from recipe.async_dapo_lab.run_files import BoundedFile
-
-from ..support.recorded_runs import write_recipe_run
 
 
 @given(steps=st.integers(0, 3000), limit=st.integers(2, 64))
@@ -41,18 +37,3 @@ def test_the_record_of_a_long_run_keeps_its_newest_steps(tmp_path: Path) -> None
     kept = [step.engines["server-0"][0] for step in read_timeline(tmp_path / "timeline.jsonl")]
     assert len(kept) > 5 and [sample.running for sample in kept] == list(range(501 - len(kept), 501))
     assert kept[-1] == LoadSample(500.0, 500, 0, 0.25)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_recipe_run(tmp_path_factory.mktemp("runs") / "run", steps=6)
-    write_report([folder])
-    return folder
-
-
-@pytest.mark.slow
-def test_the_report_shows_engines_in_both_widths(folder: Path) -> None:
-    text = (folder / "report.html").read_text()
-    for name in ("requests-broad", "requests-narrow", "kv-broad", "kv-narrow"):
-        assert f'id="engines0-{name}-' in text
-    assert ">engine server-1<" in text

@@ -125,6 +125,16 @@ def test_given_a_key_that_does_not_exist_when_checked_then_nothing_else_is(files
     assert line.startswith("BAD  overrides              trainer.loger=<override>: Hydra says: Could not override ")
 
 
+def test_given_an_accelerator_that_is_not_known_when_checked_then_the_known_ones_are_named(files, capsys):
+    assert check.main([*valid_overrides(files), "trainer.device=cuda", "rehearsal.accelerator=h10"]) == 1
+    assert lines(capsys)[-1].startswith("BAD  in words               accelerator=h10: unknown; did you mean h100?")
+
+
+def test_flags_are_no_overrides(capsys):
+    assert main(["--help"]) == 0 and main(["--multirun"]) == 2
+    assert "python -m recipe.async_dapo.check <hydra overrides>" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="module")
 def run_on_gpus(files: Path) -> ComposeRun:
     gpus = ("trainer.device=cuda", "trainer.n_gpus_per_node=8", "rehearsal.accelerator=h100")
