@@ -2,7 +2,7 @@
 
 python -m benchmarks.between_rounds --trajectories 1024 8192 --tokens 8192 --workers 4 --repetitions 3
 
-The same groups travel twice in each repetition: parked before their worker reports (`reference`), and as the recipe
+The same groups travel twice in each repetition: parked before their worker reports (`parked first`), and as the recipe
 sends them, parked while the trainer trains (`parked later`). Real coordinator and object store, workers that generate
 nothing. `back_s` is from the stop until the trainer has every report, `first_s` from the opening of the next round
 until every worker has a group to run; in these two, `between_s`, the engines have no work. `parked_s` is from the stop
@@ -29,7 +29,7 @@ from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor
 from recipe.async_dapo.rollout.parking import park, park_all, park_interrupted, ticket_of, unpark
 
 GROUP_SIZE = 8
-FIRST, LATER = "reference", "parked later"
+FIRST, LATER = "parked first", "parked later"
 
 
 class Worker:

@@ -25,6 +25,9 @@ from benchmarks.learning.schedule import Sampled, SampledRun, scenario
 from benchmarks.learning.tasks import TASKS, Exercise, Task
 from benchmarks.learning.training import Learner, compose_run
 from benchmarks.support.runs_file import claim
+from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.training import one_update
+from recipe.async_dapo_lab.plan.measures import StepMeasure
 from recipe.async_dapo_lab.plan.systems import System
 
 STEPS, BOUND = 6, 2
@@ -120,6 +123,24 @@ def test_tokens_are_drawn_from_the_model_s_distribution() -> None:
         assert abs(float(surplus)) < 4 * float(variance) ** 0.5
 
 
+def test_a_row_of_any_length_goes_on_as_if_it_were_alone() -> None:
+    model, rng = decided_model(), random.Random(0)
+    contexts = [[rng.randrange(1, 40) for _ in range(rng.randrange(3, 30))] for _ in range(50)]
+    most_tok = [rng.randrange(1, 40) for _ in contexts]
+    for context, most, one in zip(
+        contexts, most_tok, sample(model, contexts, most_tok, torch.Generator().manual_seed(1)), strict=True
+    ):
+        assert 0 < len(one.tokens) <= most
+        assert len(one.tokens) == most or one.tokens[-1] == 0
+        assert 0 not in one.tokens[:-1]
+        whole = log_probs(model, Sampled(group="", prompt=context, versions=[], reward=0.0, **_fields(one)))
+        torch.testing.assert_close(torch.tensor(one.log_probs), whole, atol=1e-4, rtol=0)
+
+
+def _fields(one: object) -> dict[str, list]:
+    return {name: getattr(one, name) for name in ("tokens", "log_probs")}
+
+
 @pytest.mark.parametrize(("strategy", "staleness"), [("partial", str(BOUND)), ("consistent", str(BOUND))])
 def test_each_token_has_the_log_prob_of_the_version_that_sampled_it(strategy: str, staleness: str) -> None:
     resumed = 0
@@ -137,6 +158,21 @@ def test_each_token_has_the_log_prob_of_the_version_that_sampled_it(strategy: st
     assert (resumed > 0) == (strategy == "partial")
 
 
+@pytest.mark.parametrize("staleness", [DEFAULT, "2", "4"])
+def test_no_token_in_the_loss_is_older_than_the_bound(staleness: str) -> None:
+    bound = 4 if staleness == DEFAULT else int(staleness)
+    ages = [measures["staleness_max"] for _, _, measures, _ in steps_of(row_of("partial", staleness))]
+    assert 0 < max(ages) <= bound
+
+
+def test_on_policy_tokens_are_no_nat_away() -> None:
+    for _, trained, measures, _ in steps_of(row_of(ON_POLICY, "0")):
+        assert measures["staleness_mean"] == measures["off_policy"] == 0
+        assert measures["k3_kl"] == pytest.approx(0, abs=1e-10)
+        groups = {one.group: {two.reward for two in trained if two.group == one.group} for one in trained}
+        assert all(rewards == {0.0, 1.0} for rewards in groups.values())  # the others are filtered
+
+
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_a_step_s_gradient_is_that_of_verl_s_worker(correction: str) -> None:
     step, trained, sampled_by = stale_batch()
@@ -151,6 +187,62 @@ def test_a_step_s_gradient_is_that_of_verl_s_worker(correction: str) -> None:
     assert max(float(gradient.abs().max()) for gradient in own) > 1e-4
     for gradient, parameter in zip(own, model.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_a_group_s_mixture_is_the_mean_of_its_members_schedules() -> None:
+    row, model = row_of("partial", str(BOUND), "mixture"), TinyTransformer(0)
+    learner, versions, mixed = Learner(model, compose_run(row.overrides)), dict[int, TinyTransformer](), 0
+    where = scenario(EVEN, batch=4, n=8, places=row.pool or 64)
+    run = SampledRun(where, System(name="row", overrides=row.scheduling), EVEN, model, seed=1, noise=1)
+    for step in range(1, STEPS + 1):
+        versions[step - 1] = copy.deepcopy(model)
+        run.step()
+        rows, _ = learner.prepare(run.trained, step=step)
+        for place, one in enumerate(run.trained):
+            told = rows["rollout_log_probs"][place, : len(one.tokens)].double().sum()
+            of_version = {version: log_probs(own, one).double() for version, own in versions.items()}
+            members = [two.versions for two in run.trained if two.group == one.group]
+            sums = []
+            for own in members:
+                schedule = (own + own[-1:] * len(one.tokens))[: len(one.tokens)]
+                sums.append(sum(of_version[version][t] for t, version in enumerate(schedule)))
+            expected = torch.stack(sums).logsumexp(0) - torch.tensor(float(len(members))).log()
+            torch.testing.assert_close(told, expected, atol=1e-3, rtol=0)
+            mixed += len({tuple(own) for own in members}) > 1 and abs(float(told) - sum(one.log_probs)) > 1e-3
+        learner.update(run.trained, step=step)
+    assert mixed
+
+
+@pytest.mark.parametrize("correction", ["decoupled", "none"])
+def test_one_pass_has_the_loss_and_the_gradient_of_two(correction: str) -> None:
+    step, trained, sampled_by = stale_batch()
+    config, model = compose_run(row_of("partial", str(BOUND), correction).overrides), copy.deepcopy(sampled_by)
+    rows, _ = Learner(model, config).prepare(trained, step=step)
+    two, one = _data(rows), _data(rows).exclude("old_log_probs", "rollout_is_weights")
+    one.set_non_tensor(one_update.FIELD, one_update.told(config, newest=step - 1))
+    losses, gradients = [], []
+    for data in (two, one):
+        model.zero_grad()
+        loss, _ = one_update.loss_of(config)(_output(model, trained), data)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert losses[0] != 0 and losses[1] == pytest.approx(losses[0], abs=1e-6)
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+def test_mini_batches_are_the_same_whichever_group_has_ended_first() -> None:
+    step, trained, sampled_by = stale_batch()
+    groups = [[one for one in trained if one.group == name] for name in dict.fromkeys(one.group for one in trained)]
+    parameters = []
+    for order in (groups, groups[::-1]):
+        model = copy.deepcopy(sampled_by)
+        row = replace(row_of("partial", str(BOUND), "decoupled"), updates=4)
+        Learner(model, compose_run(row.overrides)).update([one for group in order for one in group], step=step)
+        parameters.append(list(model.parameters()))
+    for first, second in zip(*parameters, strict=True):
+        torch.testing.assert_close(first, second)
 
 
 def _output(model: TinyTransformer, trained: list[Sampled]) -> dict[str, Tensor]:
@@ -198,3 +290,20 @@ def test_what_is_in_the_file_is_not_run_again(
     with claim(tmp_path / "runs" / "claims" / learning_run.claim_name(replace(row_of(ON_POLICY, "0"), seed=2))):
         learning_run.main([*command[:3], ON_POLICY, *command[5:], "--seeds", "2"])  # another process is at it
     assert ran == [0, 0, 1, 1]
+
+
+def test_a_run_that_breaks_down_is_judged_by_the_model_that_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class BreaksDown(SampledRun):
+        def step(self) -> StepMeasure:
+            if self.trained:
+                raise ConfigError("groups", 0, "none is valid")
+            return super().step()
+
+    monkeypatch.setattr(learning_run, "SampledRun", BreaksDown)
+    monkeypatch.setattr(learning_run, "WARM", tmp_path)
+    monkeypatch.setattr(learning_run, "EVERY", 1)
+    monkeypatch.setattr(learning_run, "accuracy", lambda model, task, seed: {0: 0.5, EVEN.steps: 0.1}.get(seed, 0.9))
+    found = learning_run.figures(row_of("partial", "2"), steps=EVEN.steps, curves=tmp_path / "curves.csv")
+    assert (found["steps_done"], found["accuracy"]) == (1, 0.1)

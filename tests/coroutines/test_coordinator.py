@@ -1,20 +1,20 @@
 """The coordinator actor as a plain class: events reach everybody at once, old rounds touch nothing."""
 
 import asyncio
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.round import GroupEvent, RoundSpec
+from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec
 from recipe.async_dapo.rollout.coordinator import RoundEvent
 from recipe.async_dapo.separate.coordinator import RollingCoordinator
 from recipe.async_dapo.separate.rolling_round import RollingSpec
 
 from ..support.fakes import FakeHandle
 from ..support.rounds import spec, tickets
-from ..support.simulation import now_s, settle
+from ..support.simulation import now_s, settle, simulate
 
 
 class FakeBalancer:
@@ -130,6 +130,11 @@ async def test_given_a_balancer_that_fails_to_stop_the_engines_then_the_trainer_
             await call
 
 
+def test_given_a_round_that_is_not_open_when_groups_are_added_then_it_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="step-1 is not open"):
+        simulate(coordinator().add_groups("step-1", tickets("a")))
+
+
 @pytest.mark.parametrize("is_woken_first", [True, False])
 async def test_given_waiting_lanes_when_one_is_cancelled_then_another_gets_the_place(is_woken_first) -> None:
     it = coordinator()
@@ -146,6 +151,56 @@ async def test_given_waiting_lanes_when_one_is_cancelled_then_another_gets_the_p
         await it.report_progress("step-1", [("a", GroupEvent.GENERATED)])
     assert await second == "b"
     assert first.cancelled()
+
+
+async def test_given_lanes_that_wait_when_groups_come_then_each_lane_that_gets_one_wakes_the_next() -> None:
+    it = coordinator()
+    await it.open_round(spec(), [])
+    lanes = [asyncio.create_task(take(it, worker=worker)) for worker in (0, 1)]
+    await settle()
+    await it.add_groups("step-1", tickets("a", "b"))
+    assert [await lane for lane in lanes] == ["a", "b"]
+
+
+async def test_given_many_waiting_lanes_when_places_come_free_then_only_those_that_get_a_group_are_woken(monkeypatch):
+    lanes, groups = 500, 50
+    tried = 0
+
+    def counted_take(state: Round, worker: int) -> str | None:
+        nonlocal tried
+        tried += 1
+        return take_of_round(state, worker)
+
+    take_of_round = Round.take
+    monkeypatch.setattr(Round, "take", counted_take)
+
+    it = coordinator()
+    names = [f"group-{i}" for i in range(groups)]
+    await it.open_round(spec(target_valid_groups=groups, pool_size=1), tickets(*names))
+    async with asyncio.TaskGroup() as tasks:
+        taken = [tasks.create_task(it.take_group("step-1", 0)) for _ in range(lanes)]
+        for name in names:
+            await settle()
+            await it.report_progress("step-1", [(name, GroupEvent.GENERATED)])
+            await it.report_completion("step-1", ended(name))
+    started = [ticket.prompt_uid for lane in taken if (ticket := lane.result()) is not None]
+    assert started == names
+    assert await it.next_event("step-1") is RoundEvent.STOPPED
+    assert tried <= lanes + 2 * groups  # a place that comes free is reported twice
+
+
+async def test_given_a_group_that_only_its_home_can_go_on_with_when_a_place_comes_free_then_its_home_is_woken() -> None:
+    it = coordinator()
+    [bound] = [replace(ticket, home=1, is_bound=True) for ticket in tickets("bound")]
+    await it.open_round(spec(pool_size=1), [*tickets("a"), bound])
+    await it.take_group("step-1", 0)
+    other, home = (asyncio.create_task(take(it, worker=worker)) for worker in (0, 1))
+    await settle()
+    await it.report_progress("step-1", [("a", GroupEvent.GENERATED)])
+    assert await home == "bound"
+    assert not other.done()
+    other.cancel()
+    await asyncio.wait([other])
 
 
 def rolling_spec(**options: Any) -> RollingSpec:
@@ -175,3 +230,14 @@ async def test_given_a_group_that_begins_before_a_batch_is_taken_and_has_to_be_i
     assert await it.next_event("step-1") is RoundEvent.HAS_BATCH
     part = await it.hand_over("step-1")
     assert part is not None and part.handed_over == ("a",)
+
+
+async def test_given_a_lane_that_waits_when_more_may_be_under_way_then_it_gets_a_group() -> None:
+    it = coordinator()
+    await it.open_round(rolling_spec(most_begun=1), tickets(*"ab"))
+    await take(it)
+    lane = asyncio.create_task(it.take_group("step-1", 0))
+    await settle()
+    assert not lane.done()
+    await it.resize("step-1", rolling_spec(most_begun=2))
+    assert await lane is not None
