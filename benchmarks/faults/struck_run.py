@@ -38,12 +38,11 @@ def _run(config: DictConfig) -> None:
         if "RAY_ADDRESS" in os.environ:  # the cluster has been given these
             with open_dict(config):
                 config.ray_kwargs.ray_init.update(dict.fromkeys(_OF_A_CLUSTER))
-        from verl.trainer.main_ppo import run_ppo
-
+        from recipe.async_dapo.runtime.node_start import run_on_ray
         from recipe.async_dapo.runtime.shipping import shipped
 
         with shipped(config) as first_actor:
-            run_ppo(config, task_runner_class=first_actor(ray.remote(num_cpus=1)(StruckTaskRunner)))
+            run_on_ray(config, first_actor(ray.remote(num_cpus=1)(StruckTaskRunner)))
 
 
 def _rehearse(config: DictConfig) -> None:

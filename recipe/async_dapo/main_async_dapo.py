@@ -36,13 +36,12 @@ def _run(config: DictConfig) -> None:
     with explained():
         check_all(config)
         log_phase("options, data, model and reward function are checked; starting Ray")
-        from verl.trainer.main_ppo import run_ppo
-
+        from .runtime.node_start import run_on_ray
         from .runtime.shipping import shipped
         from .training.task_runner import AsyncDAPOTaskRunnerActor
 
         with told_how_to_go_on(), shipped(config) as first_actor:
-            run_ppo(config, task_runner_class=first_actor(AsyncDAPOTaskRunnerActor))
+            run_on_ray(config, first_actor(AsyncDAPOTaskRunnerActor))
 
 
 @contextmanager

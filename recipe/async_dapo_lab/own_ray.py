@@ -13,9 +13,9 @@ from subprocess import DEVNULL
 
 from .ray_guard import DRIVER_VARIABLE
 
-# How long a node may take to start, and its agents to answer. On two cores that a dozen processes shared a node took
-# more than 120 s; Ray's own limits are 30 s.
-PATIENCE = {"RAY_raylet_start_wait_time_s": "300", "RAY_agent_register_timeout_ms": "300000"}
+# How long a node may take to start, and its agents to answer: 20 s where three start at a time on two cores, and Ray's
+# own limits are 30 s. One that takes longer than this does not come up at all, and a run starts another one.
+PATIENCE = {"RAY_raylet_start_wait_time_s": "100", "RAY_agent_register_timeout_ms": "100000"}
 OWN_RAY_ENVIRONMENT = PATIENCE | {
     # Ray's own switch for systems that ask about every open port; Linux has it, too. It is read on import, and acts on
     # a node that `ray.init` starts. A driver that joins a cluster gets the address of its node.

@@ -12,6 +12,7 @@ import hydra
 from omegaconf import DictConfig
 
 from recipe.async_dapo.runtime.logs import show_logs
+from recipe.async_dapo.runtime.node_start import run_on_ray
 from recipe.async_dapo.runtime.shipping import shipped
 from recipe.async_dapo.startup.preflight import check_all
 
@@ -30,12 +31,11 @@ def main(config: DictConfig) -> None:
     show_logs()
     check_all(config)
     import ray
-    from verl.trainer.main_ppo import run_ppo
 
     if json.loads(os.environ.get("SWITCHES", "{}")).get("deaths"):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(FAILING_ENGINE), os.environ["PYTHONPATH"]])
     with shipped(config) as first_actor:
-        run_ppo(config, task_runner_class=first_actor(ray.remote(num_cpus=1)(InspectedTaskRunner)))
+        run_on_ray(config, first_actor(ray.remote(num_cpus=1)(InspectedTaskRunner)))
 
 
 if __name__ == "__main__":

@@ -35,15 +35,14 @@ def _run(config: DictConfig) -> None:
         check_rehearsable(config)
         check_all(config)
         options.step_cost(config)
-        from verl.trainer.main_ppo import run_ppo
-
+        from ...async_dapo.runtime.node_start import run_on_ray
         from ...async_dapo.runtime.shipping import shipped
 
         options.folder.mkdir(parents=True, exist_ok=True)
         emulate(config, options)
         OmegaConf.save(config, options.folder / "config.yaml")
         with shipped(config, LAB_DIR) as first_actor:
-            run_ppo(config, task_runner_class=first_actor(ray.remote(num_cpus=1)(RehearsalTaskRunner)))
+            run_on_ray(config, first_actor(ray.remote(num_cpus=1)(RehearsalTaskRunner)))
 
 
 class RehearsalTaskRunner:
