@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
+from benchmarks.faults.victims import title_of
 from benchmarks.gpu_day import compare, pack, read, run
 from benchmarks.gpu_day.drawn_lengths import DrawnLengths
 from benchmarks.side_by_side.run import SYSTEMS
@@ -114,7 +115,7 @@ def test_given_parts_that_hang_or_fail_when_run_then_they_are_ended_and_the_next
     assert [part["part"] for part in (hung, failed, late)] == ["hangs", "fails", "hangs"]
     assert hung["ended"].startswith("not done after 4 s") and "not begun" in late["ended"]
     assert failed["ended"] != "well" and "--timeout-s" in str(failed["last_lines"])
-    assert not any(hanging.__name__ in process.cmdline() for process in psutil.Process().children(recursive=True))
+    assert not any(hanging.__name__ in title_of(process) for process in psutil.Process().children(recursive=True))
 
 
 def test_the_first_part_trains_and_every_part_of_the_check_is_one_of_its_cases():
