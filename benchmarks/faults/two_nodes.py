@@ -20,7 +20,7 @@ from .life import ROOT, LeftOver, Life, Strike
 from .victims import find, title_of
 
 HEAD, SECOND, PORT = "10.77.0.1", "10.77.0.2", 6379
-START_S = 600.0  # of a Ray node, on a busy machine; one that gives up before is started again
+START_S, STARTS = 600.0, 3  # of a Ray node: the time for all of them, on a busy machine
 # A node is dead that fails five checks in a row, 3 s apart: after 15 to 25 s. With Ray's own limit of 10 s for a check
 # it takes up to 65 s until a node that cannot be reached is given up.
 HEALTH = {"RAY_health_check_timeout_ms": "2000"}
@@ -134,17 +134,9 @@ class TwoNodeLife(Life):
         return find(cell.who, self._process.pid, self._second.descendants())
 
     def _start_node(self, stack: ExitStack, side: int, *arguments: str) -> TrainingProcess:
-        log = self.log.with_name(f"node-{side}.log")
         command = self._cable.within(side, [str(_RAY), "start", "--block", *_NODE, *arguments])
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            node = stack.enter_context(TrainingProcess(command, environment=self._environment, log_file=log))
-            while node.exit_code is None and time.monotonic() < deadline:
-                node.watch(0.2)
-                if "Ray runtime started" in log.read_text():
-                    return node
-            node.end()
-        raise TimeoutError(log.read_text()[-2000:])
+        log = self.log.with_name(f"node-{side}.log")
+        return start_node(stack, command, environment=self._environment, log=log)
 
     def _strike(self, cell: Cell) -> None:
         if cell.how not in (CUT, CUT_FOR_A_WHILE):
@@ -164,6 +156,26 @@ class TwoNodeLife(Life):
             self._cable.mend()
         finally:
             strike.done.set()
+
+
+def start_node(stack: ExitStack, command: list[str], *, environment: dict[str, str], log: Path) -> TrainingProcess:
+    """Run `ray start --block` until its node is up; one that gives up is started again, twice at most.
+
+    Args:
+        stack: ends the node.
+
+    Raises:
+        TimeoutError: with the end of its log.
+    """
+    deadline = time.monotonic() + START_S
+    for _ in range(STARTS):
+        node = stack.enter_context(TrainingProcess(command, environment=environment, log_file=log))
+        while node.exit_code is None and time.monotonic() < deadline:
+            node.watch(0.2)
+            if "Ray runtime started" in log.read_text():
+                return node
+        node.end()
+    raise TimeoutError(log.read_text()[-2000:])
 
 
 def may_cut() -> bool:

@@ -8,17 +8,19 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.faults.two_nodes import start_node
 from recipe.async_dapo_lab.own_ray import OWN_RAY_ENVIRONMENT
-from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
+from recipe.async_dapo_lab.quickstart.supervision import RayFolder
 
 from ..support.composed_runs import valid_overrides, write_files
 from ..support.doors import free_ports
-from ..support.ray_nodes import RAY, RAY_ENVIRONMENT, await_node
+from ..support.ray_nodes import RAY, RAY_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 JOB_S = 900  # longest time that it takes
@@ -88,19 +90,18 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, dict[str, A
         f"--dashboard-agent-listen-port={agent}",
         "--object-store-memory=100000000",
     ]
-    with RayFolder() as ray_folder:
-        command = [*map(str, head), f"--temp-dir={ray_folder.path}"]
-        with TrainingProcess(command, environment=environment, log_file=folder / "head.log") as node:
-            await_node(node, folder / "head.log")
-            submit = [str(RAY), "job", "submit", f"--address=http://127.0.0.1:{dashboard}"]
-            submit += [f"--runtime-env-json={json.dumps(runtime_env)}"]
-            done = subprocess.run(
-                [*submit, "--", sys.executable, "driver.py", str(folder), *valid_overrides(files)],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=JOB_S,
-            )
+    with ExitStack() as stack:
+        command = [*map(str, head), f"--temp-dir={stack.enter_context(RayFolder()).path}"]
+        start_node(stack, command, environment=environment, log=folder / "head.log")
+        submit = [str(RAY), "job", "submit", f"--address=http://127.0.0.1:{dashboard}"]
+        submit += [f"--runtime-env-json={json.dumps(runtime_env)}"]
+        done = subprocess.run(
+            [*submit, "--", sys.executable, "driver.py", str(folder), *valid_overrides(files)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=JOB_S,
+        )
     seen = folder / "seen.json"
     return done.returncode, done.stdout + done.stderr, json.loads(seen.read_text()) if seen.exists() else {}
 

@@ -2,12 +2,12 @@
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.faults.two_nodes import start_node
 from recipe.async_dapo_lab.own_ray import OWN_RAY_ENVIRONMENT, PATIENCE
 from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
@@ -20,7 +20,6 @@ from .harness import ROOT, StallWatch
 RAY = Path(sys.executable).with_name("ray")
 TOKEN = "0123456789abcdef" * 4
 RAY_ENVIRONMENT = PATIENCE | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
-START_S = 600.0  # longest time until a node is up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +27,6 @@ class Nodes:
     address: str
     ray_folder: Path
     head: TrainingProcess
-
-
-def await_node(node: TrainingProcess, log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while "Ray runtime started" not in log.read_text():
-        node.watch(0.2)
-        assert node.exit_code is None and time.monotonic() < deadline, log.read_text()[-3000:]
 
 
 @contextmanager
@@ -79,10 +71,8 @@ def _start_node(stack: ExitStack, folder: Path, arguments: list[str], knows: Map
     hidden = ("PYTHONPATH", "VERL_PLATFORM", "RAY_ADDRESS", *OWN_RAY_ENVIRONMENT)
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     command = ["bash", "-c", f'cd "{folder}" && exec "{RAY}" start --block "$@"', "ray", *arguments]
-    log = folder.with_suffix(".log")
-    node = TrainingProcess(command, environment=environment | RAY_ENVIRONMENT | dict(knows), log_file=log)
-    await_node(stack.enter_context(node), log)
-    return node
+    environment |= RAY_ENVIRONMENT | dict(knows)
+    return start_node(stack, command, environment=environment, log=folder.with_suffix(".log"))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A run that starts a Ray node for itself: a node that does not come up is started again.
 
-Ray chooses ports for a node's agents, and the agents listen there seconds later. Where several runs start on a machine,
-a port may be taken meanwhile; the node's main process (raylet) then ends, and `ray.init` waits for it in vain.
+Where a node's main process (raylet) ends as it starts, `ray.init` waits for it in vain. Ray 2.60 ends it when an agent
+of the node fails, for example because its port has been taken between its choice and its use.
 """
 
 import logging
