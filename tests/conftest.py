@@ -94,10 +94,12 @@ class Lanes(LoadFileScheduling):
             super()._assign_work_unit(node)
 
     def _next_for(self, node: WorkerController) -> str | None:
-        """The first file that has room beside what other lanes do; a training, as long as there is room for one."""
+        """The first file that has room beside what other lanes do; a training, as long as there is room for one. What
+        needs no room always fits: a lane has its next file before its last test has ended, so that both may count.
+        """
         others = [work for other, work in self.assigned_work.items() if other is not node]
         taken = sum(_lanes_of(file) for work in others for file, tests in work.items() if not all(tests.values()))
-        fit = [file for file in self.workqueue if taken + _lanes_of(file) <= TRAINING_LANES]
+        fit = [one for one in self.workqueue if not (need := _lanes_of(one)) or taken + need <= TRAINING_LANES]
         return next((file for file in fit if _lanes_of(file)), next(iter(fit), None))
 
 

@@ -34,6 +34,7 @@ OPTIONS = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",
     "actor_rollout_ref.actor.use_dynamic_bsz=True",
     "async_dapo.importance_sampling=mixture",
+    "async_dapo.max_tokens_per_round=2048",  # so that trajectories are interrupted, however fast the machine is
     "trainer.val_before_train=False",
     "trainer.test_freq=-1",
     "trainer.save_freq=3",
