@@ -1,0 +1,5 @@
+"""`python -m benchmarks.mini_batches`"""
+
+from .run import main
+
+main()
