@@ -251,8 +251,8 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _val_metrics_update(
         self, data_sources: list[Any], sample_uids: list[str], rewards: dict[str, list[Any]], *args: Any, **kwargs: Any
     ) -> dict[str, float]:
-        """Drop reward fields that are not numbers: verl would crash averaging them. verl counts validation answers that
-        failed as wrong, so report also how many did.
+        """Drop reward fields that are not numbers: verl would crash averaging them. An answer that failed is wrong for
+        the mean of `acc` only; other means over all answers leave its prompt out. So report also how many failed.
         """
         averaged = fields_to_average(rewards)
         left_out = sorted(rewards.keys() - averaged.keys())
