@@ -57,6 +57,7 @@ PARTS = (
     compare("verl colocate_async, 0.05 s poll, no pass"),
     check("smoke", "--only", "2", "--cases", "FP8 cache", "partial_stale_kv, host memory", limit_s=270.0),
     check("speed", "--only", "3", limit_s=150.0, **{"speed/speed.jsonl": "calibration.jsonl"}),
+    check("families", "--only", "2", "--cases", "experts", "images", limit_s=300.0),
     check("compiled", "--only", "2", "--cases", "partial, compiled", limit_s=240.0),
 )
 

@@ -11,8 +11,9 @@ mkdir -p "$folder.parts"
 cp "$part" "$folder.parts/"
 (cd "$folder.parts" && grep " $(basename "$part")\$" | sha256sum --check --quiet -) <"$sums"
 
-while read -r _ name; do
-  [[ -f $folder.parts/$name ]] || { echo "$(basename "$part") is there; $name is still missing"; exit 0; }
+while read -r sum name; do # one that another pack has left counts as missing
+  (cd "$folder.parts" && sha256sum --check --status - 2>/dev/null <<<"$sum  $name") ||
+    { echo "$(basename "$part") is there; $name is still missing"; exit 0; }
 done <"$sums"
 
 rm -rf "$folder"

@@ -118,6 +118,11 @@ class Recorder:
             calls[call_id] = Call(call_id=call_id, turn=self.next_turn, arguments=arguments)
         return calls[call_id], is_new
 
+    def forget_calls(self, name: str) -> None:
+        """Have calls of this name made again."""
+        calls = self.trajectory.calls
+        self.trajectory.calls = {call_id: call for call_id, call in calls.items() if call.name != name}
+
     def lose(self, turn: Turn) -> None:
         """Throw away what an unfinished turn has generated."""
         self.diverged_tok += turn.generated_tok

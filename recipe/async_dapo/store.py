@@ -230,6 +230,12 @@ def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:
         tq.kv_clear(keys=keys, partition_id=partition_id)
 
 
+def longer_than(limit_tok: float, *, partition_id: str) -> set[str]:
+    """Groups with a trajectory whose prompt and response are longer."""
+    rows = (tq.kv_list(partition_id) or {}).get(partition_id, {}).items()
+    return {key.split("_")[0] for key, tag in rows if tag.get("seq_len", 0) > limit_tok}
+
+
 def check_cpus(config: DictConfig) -> None:
     """See that every storage unit gets its CPU: each has a node that is chosen for it, and would wait there in silence.
     Called in the first actor, which has a CPU of its node.

@@ -9,6 +9,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.composed_runs import compose_run, rows, valid_overrides, write_files, write_parquet
@@ -85,3 +86,14 @@ def test_a_run_ends_by_its_steps_with_a_checkpoint_and_a_validation_and_says_why
     PPOTrainer.fit(trainer, None)
     assert len(trainer.steps) == trained
     assert (trainer.saved, trainer.validated, trainer.why_ended) == (saved, validated, why)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of verl's data set
+def test_given_a_resume_with_fewer_prompts_than_were_drawn_when_one_is_asked_for_then_the_data_is_named(valid) -> None:
+    """verl's loader would raise StopIteration, and again when it is started anew."""
+    before, resumed = Loop(*valid), Loop(*valid, "data.train_max_samples=8")
+    before._draw(12)
+    resumed.train_dataloader.load_state_dict(before.train_dataloader.state_dict())
+    with pytest.raises(ConfigError, match=r"^data.train_files=.*: 8 prompts are fewer than .* resume with its data"):
+        resumed._draw(1)

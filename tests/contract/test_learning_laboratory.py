@@ -19,6 +19,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from benchmarks.learning import rows as learning_rows
 from benchmarks.learning import run as learning_run
+from benchmarks.learning import training as learning_training
 from benchmarks.learning.model import _DROP_EVERY, TinyTransformer, padded, sample
 from benchmarks.learning.rows import CORRECTIONS, DEFAULT, ON_POLICY, Row
 from benchmarks.learning.schedule import Sampled, SampledRun, scenario
@@ -29,6 +30,8 @@ from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.training import one_update
 from recipe.async_dapo_lab.plan.measures import StepMeasure
 from recipe.async_dapo_lab.plan.systems import System
+
+from ..support import composed_runs
 
 STEPS, BOUND = 6, 2
 
@@ -47,6 +50,7 @@ EVEN = Task(name="even", draw=_draw, limit_tok=24, learning_rate=3e-3, steps=2, 
 def the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers of an even length are right: half of those that an untrained model ends in time."""
     monkeypatch.setitem(TASKS, EVEN.name, EVEN)
+    monkeypatch.setattr(learning_training, "compose_overrides", composed_runs.compose_run)  # the same, only faster
     monkeypatch.setattr(learning_rows, "GROUPS", 4)
     monkeypatch.setattr(learning_run, "GROUPS", 4)
 

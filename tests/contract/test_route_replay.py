@@ -18,10 +18,10 @@ from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.training import one_update
 from recipe.async_dapo.weights.route_replay import RouteReplay, part_of
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
+from recipe.async_dapo_lab.gpu_check.families import qwen3_moe
 
 from ..support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
 from ..support.ranks import run_ranks
-from ..support.tiny_models import qwen3_moe
 
 LAYERS, EXPERTS, TOP_K, PROMPT_TOK = 2, 8, 2, 4
 LENS = (5, 1, 9, 7)

@@ -20,16 +20,18 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from recipe.async_dapo.calls import Recorder
 from recipe.async_dapo.config.options import REWARD_IMPORT_LIMIT_S
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import Verdict
+from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.rollout.reward import RewardFailed, RewardScorer
 from recipe.async_dapo.rollout.reward_process import answer_of
 from recipe.async_dapo.store import rows_of
 from recipe.async_dapo.training.metrics import fields_to_average
 
 from ..support.fakes import ScriptedReward
-from ..support.rollout_world import group, outcome_of, rollout
+from ..support.rollout_world import call_runner, group, outcome_of, rollout
 from ..support.scripted_reward import reward_options
 from ..support.simulation import now_s, simulate
 
@@ -134,6 +136,15 @@ def test_given_a_metric_the_reward_does_not_return_then_the_configuration_is_bla
         with pytest.raises(ConfigError, match=r"algorithm.filter_groups.metric=acc"):
             simulate(scorer(reward, max_retries=3).score([output()], {}, RECORDER))
         assert reward.calls == 1
+
+
+async def test_given_a_score_of_before_a_resume_without_the_metric_of_now_then_the_response_is_scored_again() -> None:
+    recorder, scored = Recorder(trajectory=Trajectory(session_id=0)), output()
+    recorder.begin_round(recorder.trajectory, runner=call_runner(), limit_tok=None)
+    await scorer(ScriptedReward(metric=None), metric=None).score([output()], {}, recorder)
+    for _ in range(2):
+        await scorer(reward := ScriptedReward(0.5)).score([scored], {}, recorder)
+    assert reward.calls == 0 and scored.extra_fields["reward_extra_info"]["acc"] == 0.5
 
 
 def test_given_a_dead_reward_worker_then_it_is_no_bad_answer() -> None:

@@ -41,6 +41,8 @@ def test_given_a_cpu_when_checked_then_all_passes_but_what_needs_gpus(written) -
         "versions",
         "partial",
         "drafts",
+        "experts",
+        "images",
         "decode",
     }
     assert written["counts"]["FAIL"] == 0 and written["device"] == "cpu"

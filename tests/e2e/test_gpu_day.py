@@ -25,4 +25,5 @@ def test_given_a_cpu_when_rehearsed_then_each_part_ends_well_and_leaves_its_resu
     runs = pd.read_csv(results / "runs.csv")
     assert list(runs["steps"]) == [6, 6] and (runs["step_s"] > 0).all()
     assert compared(runs)["ratio"].notna().all()
-    assert {file.name for file in results.iterdir()} == {"parts.jsonl", "runs.csv", "gpu_check_training.json"}
+    left = {file.name for file in results.iterdir() if file.suffix != ".lock"}
+    assert left == {"parts.jsonl", "runs.csv", "gpu_check_training.json"}

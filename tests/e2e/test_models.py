@@ -5,9 +5,9 @@ import pytest
 
 from recipe.async_dapo.record.checkpoint_folder import read_pool
 from recipe.async_dapo.record.keys import DRAFT_TOK_PER_STEP, FRESH_K3_KL
+from recipe.async_dapo_lab.gpu_check.families import TinyModel, glm4_moe, picture, qwen2_5_vl, qwen3_moe, qwen3_vl
 
 from ..support.harness import Run, ledger_closes, train
-from ..support.tiny_models import TinyModel, glm4_moe, picture, qwen2_5_vl, qwen3_moe, qwen3_vl
 
 pytestmark = pytest.mark.nightly
 

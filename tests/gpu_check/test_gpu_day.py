@@ -85,6 +85,8 @@ def test_given_parts_when_unpacked_one_by_one_then_the_last_one_brings_all_files
         (packages / name).write_bytes(content)
     parts = pack.archive(packages, tmp_path)
     assert len(parts) > 2
+    (tmp_path / "site.parts").mkdir()
+    (tmp_path / "site.parts" / parts[-1].name).write_bytes(b"left by another pack")
     for part in parts[:-1]:
         assert "still missing" in unpack(part, tmp_path / "site").stdout
         assert not (tmp_path / "site").exists()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.startup.preflight import check_all
-from recipe.async_dapo_lab.gpu_check.assets import SMALL, make_config, make_model
+from recipe.async_dapo_lab.gpu_check.assets import SMALL, make_config, make_model, prepare_family
 from recipe.async_dapo_lab.gpu_check.training import BOUNDS, Case, cases, judge_training, overrides
 from recipe.async_dapo_lab.gpu_check.verdicts import Status
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
@@ -101,7 +101,8 @@ def test_given_kv_in_host_memory_when_judged_then_some_must_be_found_there() -> 
     assert [judge(one, case=host).status is Status.PASS for one in lines] == [False, True]
 
 
-NAMES_CHECKED = ("FP8 cache", "partial_stale_kv", "partial_stale_kv, host memory", "partial, no async scheduling")
+IN_HOST_MEMORY = "partial_stale_kv, host memory"
+NAMES_CHECKED = ("FP8 cache", "partial_stale_kv", IN_HOST_MEMORY, "partial, no async scheduling", "experts", "images")
 CHECKED = [case for case in cases("cuda") if case.name in NAMES_CHECKED]
 CHECKED.append(Case(name="two engines", gpus=2))
 
@@ -116,15 +117,19 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Assets:
 
 
 @pytest.mark.filterwarnings("ignore:Disabled critic")  # verl announces at every check that GRPO needs none
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # transformers' processors, with numpy 2
 @pytest.mark.parametrize("case", CHECKED, ids=lambda case: case.name)
 def test_given_a_run_on_a_gpu_when_it_is_checked_then_its_options_are_in_order(
     case: Case, assets: Assets, tmp_path: Path
 ) -> None:
     """Of what does not need a GPU to be known."""
+    if case.family:
+        assets = prepare_family(case.family, tmp_path / "family", device="cuda")
     own = overrides(case, assets, assets.model, device="cuda", folder=tmp_path, ray_folder=tmp_path)
     config = compose_run([one for one in own if not one.startswith("hydra.")] + ["trainer.device=cpu"])
     check_all(config)
-    assert config.actor_rollout_ref.actor.use_dynamic_bsz and config.actor_rollout_ref.model.use_remove_padding
+    assert config.actor_rollout_ref.actor.use_dynamic_bsz
+    assert config.actor_rollout_ref.model.use_remove_padding == (not case.family)
     assert config.actor_rollout_ref.rollout.free_cache_engine == (case.name != "partial_stale_kv")
 
 

@@ -26,7 +26,7 @@ AT_ROOT = RECIPE.parents[1] / "test_qwen3_8b.sh"
 def data_home(tmp_path: Path) -> Path:
     folder = tmp_path / "data home"
     folder.mkdir()
-    write_parquet(folder / "dapo-math-17k.parquet", rows(600, source="math_dapo"))
+    write_parquet(folder / "dapo-math-17k.parquet", rows(512, source="math_dapo"))
     write_parquet(folder / "aime-2024.parquet", rows(30, source="aime_2024"))
     return folder
 
@@ -96,17 +96,22 @@ def test_given_some_nodes_when_run_then_the_configuration_passes_verls_checks_an
         checks[name]()
 
 
-@pytest.mark.parametrize("script", [SCRIPT, EXPERTS])
-def test_given_model_and_data_when_run_then_all_start_up_checks_pass(data_home, tmp_path, script):
+def test_given_model_and_data_when_run_then_all_start_up_checks_pass(data_home, tmp_path):
+    """Both scripts have the same data, loops and rewards, which are tried once."""
     config_file = write_model(tmp_path / "model") / "config.json"
     context = {"max_position_embeddings": 32_768}  # of Qwen3-8B-Base; the tiny model's own is shorter than a response
     config_file.write_text(json.dumps(json.loads(config_file.read_text()) | context))
     folders = {"DATA_HOME": "data home", "MODEL_PATH": "model", "REHEARSE": "1"}  # one node more needs a cluster
-    config = composed(run_script(script, folder=tmp_path, **folders))
-    check_all(config)
+    dense, experts = (composed(run_script(script, folder=tmp_path, **folders)) for script in (SCRIPT, EXPERTS))
+    check_all(dense)
+    assert (experts.data, experts.reward) == (dense.data, dense.reward)
+    checks = checks_of(experts, AsyncDAPOConfig.from_hydra(experts))
+    for name in checks.keys() - {"data", "reward function"}:
+        checks[name]()
     config_file.unlink()
-    with pytest.raises(ConfigError, match=f"{tmp_path}/model: verl cannot load it: "):
-        check_all(config)
+    for config in (dense, experts):
+        with pytest.raises(ConfigError, match=f"{tmp_path}/model: verl cannot load it: "):
+            checks_of(config, AsyncDAPOConfig.from_hydra(config))["model"]()
 
 
 def test_given_several_nodes_when_rehearsed_then_the_same_run_is_rehearsed_without_a_cluster(data_home, tmp_path):

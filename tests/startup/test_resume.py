@@ -4,17 +4,22 @@ import logging
 from contextlib import nullcontext
 
 import pytest
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.calls import SampledTokens, append_tokens
+from recipe.async_dapo.config.options import AsyncDAPOConfig, longest_trained_tok
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.length_bias import mean_tok
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.core.pool import CarriedGroup, PoolState
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE
+from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.startup.output_check import NEWEST_FILE, check_resume
-from recipe.async_dapo.training.checkpoints import KeptCheckpoints, from_frames, to_frames
+from recipe.async_dapo.training.checkpoints import KeptCheckpoints, RolloutState, from_frames, to_frames
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -59,6 +64,52 @@ def test_given_groups_of_another_size_when_loaded_then_the_option_is_named(run, 
         ConfigError, match=r"^actor_rollout_ref\.rollout\.n=8: the checkpoint holds groups of 4; resume"
     ):
         resumed.restore(from_frames(checkpoint))
+
+
+def scored(uid: str, *, tokens: int, **fields: float) -> PromptGroup:
+    """An unfinished group of 4, whose first response was scored."""
+    trajectories = [Trajectory(session_id=k) for k in range(4)]
+    turn = Turn(prompt_digest=b"", prompt_len_tok=1)
+    append_tokens(turn, range(tokens), [0.0] * tokens, [(0, tokens)])
+    trajectories[0].turns.append(turn)
+    output = AgentLoopOutput(
+        prompt_ids=[1],
+        response_ids=list(range(tokens)),
+        response_mask=[1] * tokens,
+        response_logprobs=[0.0] * tokens,
+        metrics=AgentLoopMetrics(),
+        extra_fields={"reward_extra_info": fields},
+    )
+    trajectories[0].finish([PackedOutput.pack(output, SampledTokens([turn]))])
+    return PromptGroup(uid=uid, prompt={}, drawn_at_step=1, trajectories=trajectories)
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "given_up"), [(True, ["1", "long", "unscored"]), (False, ["1", "2", "long", "room", "unscored"])]
+)
+def test_given_responses_that_the_options_do_not_fit_any_more_when_loaded_then_their_groups_are_drawn_again(
+    run, monkeypatch, dynamic, given_up
+):
+    """verl's training workers refuse what is longer than their micro batches, and the filter needs its metric."""
+    micro = "actor_rollout_ref.actor."
+    config = run(f"{micro}use_dynamic_bsz={dynamic}", f"{micro}ppo_max_token_len_per_gpu=100")
+    groups = [
+        scored("fits", tokens=9, acc=1.0),
+        scored("room", tokens=99, acc=1.0),
+        scored("long", tokens=100, acc=1.0),
+        scored("unscored", tokens=9, score=1.0),
+    ]
+    valid = [GroupOutcome(prompt_uid=uid, verdict=Verdict.VALID, oldest_version=0, newest_version=0) for uid in "123"]
+    carried = [CarriedGroup.of(scored(outcome.prompt_uid, tokens=1, acc=1.0), outcome) for outcome in valid]
+    state = PoolState(waiting=(), buffered=tuple(groups), carried=tuple(carried), ledger=Ledger(drawn=7))
+    rows = {"1_0_0": {"seq_len": 101}, "1_1_0": {"seq_len": 4}, "2_0_0": {"seq_len": 100}, "3_0_0": {"seq_len": 4}}
+    monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: {partition_id: rows})
+    resumed = buffer(run)
+    resumed.restore(from_frames(to_frames(RolloutState(pool=state))))
+    resumed.give_up_unfit(longest_trained_tok(config))
+    assert sorted(resumed.pool.retire(2)[0]) == given_up
+    assert resumed.pool.check_ledger()["retired"] == len(given_up)
+    assert resumed.pool.retire(3) == ([], [])
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -106,7 +157,7 @@ def test_given_a_damaged_newest_checkpoint_when_resumed_then_older_ones_go_unles
         trainer.global_steps = int(trainer.config.trainer.resume_from_path.split("global_step_")[-1])
 
     monkeypatch.setattr(PPOTrainer, "_load_checkpoint", load_verl_s_part)
-    monkeypatch.setattr(store, "forget_all_but", lambda *_, **__: None)
+    monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: None)
     trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
     trainer.config, trainer.options, trainer.replay_buffer = config, AsyncDAPOConfig.from_hydra(config), buffer(run)
     trainer._checkpoints = KeptCheckpoints.taking_over_from_verl(config)

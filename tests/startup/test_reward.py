@@ -142,11 +142,9 @@ def test_a_reward_function_that_works_with_the_options_is_accepted(run, tmp_path
 
 
 def test_given_verls_own_reward_functions_when_a_data_source_has_none_then_it_is_named(run, tmp_path):
-    def overrides(source: str) -> list[str]:
-        train = write_parquet(tmp_path / "train.parquet", [*rows(15, source="math_dapo"), *rows(1, source=source)])
-        val = write_parquet(tmp_path / "val.parquet", rows(1, source="aime_2024"))
-        return [f"data.train_files={train}", f"data.val_files={val}", "reward.custom_reward_function.path=null"]
-
-    check_all(run(*overrides("math_dapo")))
-    refused = refusal(run, *overrides("riddles"))
+    """That of the validation has one, and is scored first."""
+    train = write_parquet(tmp_path / "train.parquet", [*rows(15, source="math_dapo"), *rows(1, source="riddles")])
+    val = write_parquet(tmp_path / "val.parquet", rows(1, source="aime_2024"))
+    named = [f"data.train_files={train}", f"data.val_files={val}"]
+    refused = refusal(run, *named, "reward.custom_reward_function.path=null")
     assert refused.startswith("data_source=riddles: scoring an empty answer failed: NotImplementedError")

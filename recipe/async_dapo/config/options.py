@@ -378,6 +378,13 @@ def updates_of(config: DictConfig) -> int:
     return updates
 
 
+def longest_trained_tok(config: DictConfig) -> int:
+    """The longest trajectory, prompt and response, that micro batches are sure to have room for [tokens]."""
+    data, actor = config.data, config.actor_rollout_ref.actor
+    longest: int = data.max_prompt_length + data.max_response_length
+    return max(longest, actor.ppo_max_token_len_per_gpu) if actor.use_dynamic_bsz else longest
+
+
 def why_log_probs_first(config: DictConfig, options: AsyncDAPOConfig, *, has_dropout: bool = False) -> str | None:
     """Why this run computes log-probs before each update; None where the update alone gives the same result."""
     correction = config.algorithm.rollout_correction

@@ -91,9 +91,13 @@ class _CarriedGroups:
         self._groups = [carried for carried in self._groups if carried.uid not in uids]
         return taken
 
-    def too_stale(self, limit: StalenessLimit, step: int) -> list[PromptGroup]:
-        """Those of which no token could be trained on any more."""
-        return [carried.group for carried in self._groups if limit.is_too_stale(carried.newest_version, step)]
+    def to_retire(self, limit: StalenessLimit, step: int, unfit: Collection[str]) -> list[PromptGroup]:
+        """Those of which no token could be trained on any more, and the unfit ones."""
+        return [
+            carried.group
+            for carried in self._groups
+            if carried.uid in unfit or limit.is_too_stale(carried.newest_version, step)
+        ]
 
 
 class _DeferredPrompts:
@@ -168,6 +172,7 @@ class PromptPool:
         self._carried = _CarriedGroups()
         self._in_round: dict[str, PromptGroup] = {}
         self._places: dict[str, int] = {}  # uid -> where it was among the groups of the last round
+        self._unfit: frozenset[str] = frozenset()  # of a checkpoint: to be retired before the next round
         self._retired_tok = self._lost_loops = 0  # since a round was settled
         self.ledger = Ledger()
 
@@ -319,6 +324,10 @@ class PromptPool:
         self.detach()
         self.check_ledger()
 
+    def note_unfit(self, uids: Iterable[str]) -> None:
+        """Groups of a checkpoint that this run could not train: they are retired before the next round."""
+        self._unfit = frozenset(uids)
+
     def _take_ended(self, summary: RoundSummary) -> RoundSummary:
         """Carry the valid groups of a round, count those that cannot be trained on, and note what was retired."""
         resumed = sum(self._in_round[uid].age > 0 for uid in summary.start_order)
@@ -364,16 +373,20 @@ class PromptPool:
 
     def retire(self, step: int) -> tuple[list[str], list[Attachment]]:
         """Give up groups of which no token could be trained on any more, or whose agent loops are gone; and those of a
-        checkpoint that have begun, where none may go on under another policy. Their prompts are queued again.
+        checkpoint that have begun, where none may go on under another policy, or that are unfit. Their prompts are
+        queued again.
 
         Returns:
             Their uids, and the requests of theirs that are still in an engine.
         """
-        limit = self._staleness
-        groups = self._carried.too_stale(limit, step) + [
+        limit, unfit, self._unfit = self._staleness, self._unfit, frozenset()
+        groups = self._carried.to_retire(limit, step, unfit) + [
             g
             for g in self._buffered
-            if not self._keeps_tokens or g.lost_loops or limit.is_too_stale(max(g.versions(), default=None), step)
+            if not self._keeps_tokens
+            or g.lost_loops
+            or g.uid in unfit
+            or limit.is_too_stale(max(g.versions(), default=None), step)
         ]
         uids = {group.uid: None for group in groups}
         attachments = [attachment for group in groups for attachment in group.attachments()]

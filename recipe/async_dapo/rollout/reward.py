@@ -93,6 +93,9 @@ class RewardScorer:
         """
         make = functools.partial(self._score, outputs, sample)
         scored = await recorder.runner.run(recorder, REWARD, {}, make, is_judged=True)
+        if self._metric is not None and self._metric not in scored["extra"]:  # of before a resume with another one
+            recorder.forget_calls(REWARD)
+            scored = await recorder.runner.run(recorder, REWARD, {}, make, is_judged=True)
         for output in outputs:
             output.reward_score, output.extra_fields["reward_extra_info"] = scored["score"], scored["extra"]
         outputs[-1].metrics.compute_score = scored["seconds"]

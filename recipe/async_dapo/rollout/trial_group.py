@@ -13,6 +13,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from ..calls import Recorder, SampledTokens, append_tokens
 from ..config.options import AsyncDAPOConfig
+from ..config.values import copied
 from ..core.trajectory import PromptGroup, Trajectory
 from ..store import rows_of
 from .call_runner import CallRunner
@@ -45,7 +46,7 @@ class TrialGroups:
                 self._errors.append(error)
                 raise
 
-        config = copy.deepcopy(config)
+        config = copied(config)
         replace_remote(config)
         manager = resolve_reward_manager_cls(config)(config=config, tokenizer=tokenizer, compute_score=call)
         self._tokenizer = tokenizer

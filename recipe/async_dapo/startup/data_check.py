@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 from omegaconf import DictConfig
 
 from ..config.options import AsyncDAPOConfig
-from ..config.values import ConfigError, refused
+from ..config.values import ConfigError, copied, refused
 from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, first_line, shipped_modules, tool_schemas
 from .model_check import load_by_verl
 
@@ -181,7 +180,7 @@ def _read_by_verl(config: DictConfig, key: str, prompts: _Prompts) -> _Sample:
     from verl.trainer.ppo.utils import create_rl_dataset
 
     is_custom = config.data.custom_cls.path is not None
-    data = deepcopy(config).data
+    data = copied(config).data
     data.filter_overlong_prompts = config.data.filter_overlong_prompts and is_custom
     data.filter_overlong_prompts_workers, data.use_shm = None, False
     files = config.data[key.removeprefix("data.")]

@@ -38,6 +38,7 @@ from ..config.values import (
     check_choice,
     check_each,
     check_rules,
+    copied,
     own_head_drafts,
 )
 from ..core.leases import MAX_PENDING_CALLS, server_calls
@@ -91,16 +92,17 @@ class Run:
 
     @classmethod
     def of(cls, config: DictConfig, options: AsyncDAPOConfig) -> "Run":
-        config = config.copy()
+        config = copied(config)
         rollout = config.actor_rollout_ref.rollout
         given = rollout.engine_kwargs.vllm.items()
         rollout.engine_kwargs.vllm = {str(key).replace("-", "_"): value for key, value in given}
         return cls(config=config, options=options, own_drafts=SpeculativeConfig.of(rollout.engine_kwargs.vllm))
 
     def __getattr__(self, name: str) -> Any:
-        if name in _GPUS:
-            return _GPUS[name](self.config)
-        return self.get(_NODES.get(name, name))
+        """Look a fact up once, and keep it as an attribute."""
+        fact = _GPUS[name](self.config) if name in _GPUS else self.get(_NODES.get(name, name))
+        self.__dict__[name] = fact
+        return fact
 
     def get(self, key: str) -> Any:
         return OmegaConf.select(self.config, key)

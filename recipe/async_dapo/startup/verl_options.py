@@ -24,8 +24,8 @@ from ..config.values import (
     SomeShare,
     check_each,
     did_you_mean,
-    number,
     refused,
+    typed,
 )
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
@@ -205,8 +205,8 @@ def check_numbers(config: DictConfig) -> None:
         ConfigError: naming key, value and remedy.
     """
     kinds = NUMBERS | SWITCHES
-    given = (key for key in kinds if OmegaConf.select(config, key, default=_ABSENT) is not _ABSENT)
-    check_each([partial(number, config, key, kinds[key]) for key in given])
+    values = {key: OmegaConf.select(config, key, default=_ABSENT) for key in kinds}
+    check_each([partial(typed, kinds[key], value, key) for key, value in values.items() if value is not _ABSENT])
 
 
 def check_verl_options(config: DictConfig) -> None:

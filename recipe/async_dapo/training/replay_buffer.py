@@ -3,6 +3,7 @@
 When a step cannot have enough valid groups, it raises errors that name the cause and the remedy.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -31,6 +32,8 @@ from .checkpoints import RolloutState
 from .metrics import round_metrics
 from .recorder import load_recorder
 from .tracking import log_concurrency
+
+logger = logging.getLogger(__name__)
 
 # Groups over which trained and dispatched lengths are compared: several steps, so that one of them says little.
 LENGTH_BIAS_WINDOW = 2048
@@ -253,6 +256,28 @@ class RoundReplayBuffer(ReplayBuffer):
                 self._options.rollout_n,
                 f"the checkpoint holds groups of {other.pop()}; resume with that, or set trainer.resume_mode=disable",
             )
+
+    def give_up_unfit(self, longest_tok: int) -> None:
+        """Of a checkpoint: give groups up whose trajectories are longer than training takes now, or were scored without
+        the metric that groups are filtered by now. Else each resume would end at them.
+        """
+        unfit = store.longer_than(longest_tok, partition_id=store.TRAIN)
+        unfit.update(group.uid for group in self.pool.buffered if not self._fits(group, longest_tok))
+        self.pool.note_unfit(unfit)
+        if unfit:
+            logger.warning(
+                "%d prompt groups of the checkpoint do not fit the options of this run, and are drawn again: responses "
+                "are too long, or were scored without algorithm.filter_groups.metric",
+                len(unfit),
+            )
+
+    def _fits(self, group: PromptGroup, longest_tok: int) -> bool:
+        outputs = [output for trajectory in group.trajectories for output in trajectory.outputs or ()]
+        is_short = all(len(output.prompt_ids) + len(output.response_ids) <= longest_tok for output in outputs)
+        metric = self._options.filter.metric
+        return is_short and all(
+            metric is None or metric in output.rest.extra_fields["reward_extra_info"] for output in outputs
+        )
 
     def free_engines(self) -> None:
         """Take what is frozen in the engines out of them: validation needs their capacity."""

@@ -50,7 +50,7 @@ from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
-from ..config.options import AsyncDAPOConfig, why_log_probs_first
+from ..config.options import AsyncDAPOConfig, longest_trained_tok, why_log_probs_first
 from ..config.values import (
     ConfigError,
     ImportanceSampling,
@@ -251,8 +251,8 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _val_metrics_update(
         self, data_sources: list[Any], sample_uids: list[str], rewards: dict[str, list[Any]], *args: Any, **kwargs: Any
     ) -> dict[str, float]:
-        """Drop reward fields that are not numbers: verl would crash averaging them. verl counts validation answers that
-        failed as wrong, so report also how many did.
+        """Drop reward fields that are not numbers: verl would crash averaging them. An answer that failed is wrong for
+        the mean of `acc` only; other means over all answers leave its prompt out. So report also how many failed.
         """
         averaged = fields_to_average(rewards)
         left_out = sorted(rewards.keys() - averaged.keys())
@@ -366,7 +366,15 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def _draw(self, count: int) -> list[PromptGroup]:
         """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""
-        rows = [row for _ in range(count) for row in prompt_rows(self._fetch_one_gen_batch())]
+        try:
+            rows = [row for _ in range(count) for row in prompt_rows(self._fetch_one_gen_batch())]
+        except StopIteration:  # of a loader that is told to begin behind its end
+            raise ConfigError(
+                "data.train_files",
+                self.config.data.train_files,
+                f"{len(self.train_dataset):,} prompts are fewer than the checkpoint's run had drawn; resume with its "
+                "data, or begin a new run with its weights (docs/cluster.md)",
+            ) from None
         n = self.config.actor_rollout_ref.rollout.n
         return [make_group(row, n=n, step=self.global_steps) for row in rows]
 
@@ -411,5 +419,6 @@ class AsyncDAPOTrainer(PPOTrainer):
             ) from error
         log_phase(f"resumed from {folder}: step {self.global_steps + 1} is next")
         store.forget_all_but(self.replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
+        self.replay_buffer.give_up_unfit(longest_trained_tok(self.config))
         if is_own:  # one that was named stays, and those beside it
             self._checkpoints.resumed(self.global_steps)

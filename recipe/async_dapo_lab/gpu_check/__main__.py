@@ -18,7 +18,7 @@ from ...async_dapo.config.values import SUFFIX_PACKAGE
 from ..quickstart.activation import cpu_environment
 from ..quickstart.supervision import exit_on_signals
 from . import machine, speed, training
-from .assets import make_config, prepare
+from .assets import make_config, prepare, prepare_family
 from .verdicts import Results, skipped
 
 
@@ -74,14 +74,14 @@ class Check:
 
     def _train(self, case: training.Case) -> None:
         options = self._options
+        folder = options.output / "training" / case.name.replace(", ", "-").replace(" ", "_")
+        assets, model = self._assets, self._model
         began_s = time.perf_counter()
+        if case.family:
+            assets = prepare_family(case.family, folder, device=options.device)
+            model = assets.model
         steps, ended = training.train(
-            case,
-            self._assets,
-            self._model,
-            device=options.device,
-            folder=options.output / "training" / case.name.replace(", ", "-").replace(" ", "_"),
-            timeout_s=options.timeout_s,
+            case, assets, model, device=options.device, folder=folder, timeout_s=options.timeout_s
         )
         bounds = case.bounds or training.BOUNDS[options.device]
         verdict = training.judge_training(steps, ended, case=case, bounds=bounds)

@@ -29,6 +29,18 @@ def prepare(output: Path, *, device: str, seed: int = 0, shape: dict[str, Any] =
     return assets
 
 
+def prepare_family(name: str, output: Path, *, device: str) -> Assets:
+    """A tiny model with experts, or one that sees images, and data for it."""
+    import torch
+
+    from .families import TinyModel, qwen2_5_vl, qwen3_moe
+
+    make = {"experts": qwen3_moe, "images": qwen2_5_vl}[name]
+    output.mkdir(parents=True)
+    family = TinyModel(make=make, has_pictures=name == "images")
+    return family.write(output / "made_here", dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+
+
 def make_model(folder: Path, *, seed: int, shape: dict[str, Any] = SMALL) -> Path:
     """A Qwen3 with random weights in bf16, and the quick start's tokenizer, whose vocabulary it has."""
     import torch

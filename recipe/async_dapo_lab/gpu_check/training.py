@@ -56,6 +56,8 @@ class FreshBounds:
 
 BOUNDS = {"cpu": FreshBounds(ratio_max=1.001, k3_kl=1e-7), "cuda": FreshBounds(ratio_max=3.0, k3_kl=5e-3)}
 OF_FP8 = FreshBounds(ratio_max=20.0, k3_kl=0.05)
+# Engines never sample a picture's placeholders, two of a tiny vocabulary's tokens; the trainer gives them their share.
+OF_PICTURES = FreshBounds(ratio_max=3.0, k3_kl=1e-2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class Case:
     host_kv_gib: float | None = None  # in which KV outlives the sleep of engines
     package: str = ""  # without which it cannot run
     bounds: FreshBounds | None = None  # None: the device's
+    family: str = ""  # of `families.py`, in place of the model of all other cases
     is_compiled: bool = False  # by torch.compile, trainer and engine, as in a run of one's own
     steps: int = STEPS
 
@@ -85,6 +88,9 @@ def cases(device: str) -> Iterator[Case]:
     """Those of one GPU, or of the CPU."""
     yield Case(name="partial")
     yield Case(name="drafts", package="arctic_inference", overrides=("async_dapo.drafts=suffix",))
+    replay = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
+    yield Case(name="experts", family="experts", overrides=(replay,))
+    yield Case(name="images", family="images", bounds=OF_PICTURES)
     if device == "cpu":
         return
     fp8 = "++actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype=fp8"
@@ -266,6 +272,7 @@ def overrides(case: Case, assets: Assets, model: Path, *, device: str, folder: P
         "trainer.test_freq=-1",
         "trainer.logger=[console,file]",
         f"async_dapo.report_dir={quoted(folder)}",
+        *(_family_overrides(assets) if case.family else []),
         *case.overrides,
     ]
 
@@ -292,6 +299,14 @@ def gpu_overrides(
         yield f"++{rollout}.engine_kwargs.vllm.compilation_config={{{graphs}}}"
         yield f"{actor}.use_torch_compile=False"
         yield f"{actor}.fsdp_config.use_torch_compile=False"
+
+
+def _family_overrides(assets: Assets) -> Iterator[str]:
+    yield f"data.max_prompt_length={_MAX_PROMPT_TOK}"
+    yield f"data.max_response_length={assets.shape.max_response_tok}"
+    yield f"actor_rollout_ref.rollout.max_model_len={_MAX_PROMPT_TOK + assets.shape.max_response_tok}"
+    yield f"reward.custom_reward_function.path={quoted(Path(reward.__file__))}"
+    yield "actor_rollout_ref.model.use_remove_padding=False"  # with it, pictures need flash attention
 
 
 def _case_overrides(case: Case) -> Iterator[str]:

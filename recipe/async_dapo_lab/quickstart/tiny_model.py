@@ -4,9 +4,10 @@ supervised warm start, in which it imitates the careless teacher of `task.py`.
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from tokenizers import Tokenizer, decoders, models
@@ -38,18 +39,24 @@ _DEMONSTRATIONS_PER_REFILL = 1024
 _IGNORED = -100
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per printable ASCII character; a response ends with `<|im_end|>`."""
-    vocab = {token: index for index, token in enumerate((*_SPECIAL, *_PRINTABLE))}
+def build_tokenizer(named: Mapping[str, str] = MappingProxyType({})) -> PreTrainedTokenizerFast:
+    """One token per printable ASCII character; a response ends with `<|im_end|>`.
+
+    Args:
+        named: more special tokens, each by the attribute that names it.
+    """
+    special = [*_SPECIAL, *named.values()]
+    vocab = {token: index for index, token in enumerate([*special, *_PRINTABLE])}
     characters = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=_UNKNOWN))
     characters.decoder = decoders.Fuse()
-    characters.add_special_tokens(list(_SPECIAL))
+    characters.add_special_tokens(special)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=characters,
         pad_token=_PAD,
         eos_token=_END,
         unk_token=_UNKNOWN,
         clean_up_tokenization_spaces=False,
+        extra_special_tokens=dict(named),
     )
     tokenizer.chat_template = _CHAT_TEMPLATE
     return tokenizer

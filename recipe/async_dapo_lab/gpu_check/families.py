@@ -11,12 +11,10 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
 
-from recipe.async_dapo_lab.quickstart import tiny_model
-from recipe.async_dapo_lab.quickstart.model_and_data import Assets, write_rows
-from recipe.async_dapo_lab.quickstart.task import TaskShape
+from ..quickstart import tiny_model
+from ..quickstart.model_and_data import Assets, write_rows
+from ..quickstart.task import TaskShape
 
 SHAPE = TaskShape(longest=20)
 TRAIN_ROWS, VALIDATION_ROWS = 64, 8
@@ -27,7 +25,7 @@ _TEMPLATE = (
     "{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>a\n{% endif %}"
 )
-_TEXT = {
+_TEXT: dict[str, Any] = {
     "hidden_size": 64,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -131,21 +129,9 @@ def qwen3_5(tokenizer: Any) -> Any:
     return _vision_language("Qwen3_5", tokenizer, text, {"num_position_embeddings": 64}, [3, 3, 2])
 
 
-def _tokenizer_with_pictures() -> PreTrainedTokenizerFast:
-    special = [*tiny_model._SPECIAL, START, END, PICTURE, VIDEO]
-    vocab = {token: number for number, token in enumerate([*special, *tiny_model._PRINTABLE])}
-    characters = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=tiny_model._UNKNOWN))
-    characters.decoder = decoders.Fuse()
-    characters.add_special_tokens(special)
-    named = {"image_token": PICTURE, "video_token": VIDEO, "vision_start_token": START, "vision_end_token": END}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=characters,
-        pad_token=tiny_model._PAD,
-        eos_token=tiny_model._END,
-        unk_token=tiny_model._UNKNOWN,
-        clean_up_tokenization_spaces=False,
-        extra_special_tokens=named,
-    )
+def _tokenizer_with_pictures() -> Any:
+    named = {"vision_start_token": START, "vision_end_token": END, "image_token": PICTURE, "video_token": VIDEO}
+    tokenizer = tiny_model.build_tokenizer(named)
     tokenizer.chat_template = _TEMPLATE
     return tokenizer
 
@@ -192,14 +178,14 @@ class TinyModel:
     make: Callable[[Any], Any]
     has_pictures: bool
 
-    def write(self, folder: Path) -> Assets:
+    def write(self, folder: Path, *, dtype: torch.dtype = torch.float32) -> Assets:
         """Model, tokenizer and data."""
         assets = Assets(folder=folder, shape=SHAPE)
         folder.mkdir()
         tokenizer = _tokenizer_with_pictures() if self.has_pictures else tiny_model.build_tokenizer()
         with torch.random.fork_rng():
             torch.manual_seed(1)
-            model = self.make(tokenizer).float().eval()
+            model = self.make(tokenizer).to(dtype).eval()
         model.generation_config.eos_token_id = tokenizer.eos_token_id
         model.save_pretrained(assets.model)
         if getattr(model.config, "num_nextn_predict_layers", None):
