@@ -116,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--output", type=Path, default=Path("outputs", "mini_batches"))
-    args = parser.parse_args()
+    options = parser.parse_args()
     os.environ.update(cpu_environment(os.environ))  # of the ranks, which take over `sys.path`, too
     sys.path.append(str(PLUGIN_PATH))
     shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "head_dim": 32}
@@ -124,19 +124,18 @@ def main() -> None:
         build_tokenizer().save_pretrained(f"{files}/model")
         config = Qwen3Config(vocab_size=VOCABULARY, num_attention_heads=4, num_key_value_heads=2, **shape)
         Qwen3ForCausalLM(config).save_pretrained(f"{files}/model")
-        torch.multiprocessing.spawn(measure, args=(args.steps, files), nprocs=RANKS)
+        torch.multiprocessing.spawn(measure, args=(options.steps, files), nprocs=RANKS)
         lines = pd.concat(pd.read_csv(file) for file in sorted(Path(files).glob("rank_*.csv")))
     by_rank = lines[lines["step"] > 0].pivot(index=["step", "cut", "update"], columns="rank")  # the first one warms up
     tokens = by_rank["tokens"]
     rows = tokens.add_prefix("tokens_").assign(busiest_over_mean=(tokens.max(axis=1) / tokens.mean(axis=1)).round(4))
     rows = rows.assign(**{name: by_rank[name].max(axis=1).round(4) for name in ("seconds", "cpu_s")})
-    args.output.mkdir(parents=True, exist_ok=True)
-    rows.reset_index().to_csv(args.output / "runs.csv", index=False)
+    options.output.mkdir(parents=True, exist_ok=True)
+    rows.reset_index().to_csv(options.output / "runs.csv", index=False)
     print(rows.groupby("cut")[["busiest_over_mean", "seconds", "cpu_s"]].mean().round(3))
     of_steps = rows.groupby(["step", "cut"])[["seconds", "cpu_s"]].sum().unstack("cut")
     for name in ("seconds", "cpu_s"):
+        ratios = of_steps[name]["recipe"] / of_steps[name]["verl"]
         print(
-            name,
-            "of a step's updates, recipe over verl:",
-            (of_steps[name]["recipe"] / of_steps[name]["verl"]).round(3).to_list(),
+            f"{name} of a step's updates, recipe over verl: median {ratios.median():.3f}, {ratios.round(3).to_list()}"
         )
