@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--assets", type=Path, default=ASSETS)
     options = parser.parse_args()
-    shutil.copytree(options.results, options.assets, dirs_exist_ok=True)
+    shutil.copytree(options.results, options.assets, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.lock"))
     for line in (options.results / "parts.jsonl").read_text("utf-8").splitlines():
         print({key: value for key, value in json.loads(line).items() if key != "last_lines"})
     if (runs := options.results / "runs.csv").exists():
