@@ -123,7 +123,7 @@ def test_given_a_run_on_a_gpu_when_it_is_checked_then_its_options_are_in_order(
     case: Case, assets: Assets, tmp_path: Path
 ) -> None:
     """Of what does not need a GPU to be known."""
-    if case.family:
+    for _ in range(2 if case.family else 0):  # the second time over what an earlier run has left
         assets = prepare_family(case.family, tmp_path / "family", device="cuda")
     own = overrides(case, assets, assets.model, device="cuda", folder=tmp_path, ray_folder=tmp_path)
     config = compose_run([one for one in own if not one.startswith("hydra.")] + ["trainer.device=cpu"])

@@ -30,13 +30,12 @@ def prepare(output: Path, *, device: str, seed: int = 0, shape: dict[str, Any] =
 
 
 def prepare_family(name: str, output: Path, *, device: str) -> Assets:
-    """A tiny model with experts, or one that sees images, and data for it."""
+    """A tiny model with experts, or one that sees images, and data for it; over those of an earlier run."""
     import torch
 
     from .families import TinyModel, qwen2_5_vl, qwen3_moe
 
     make = {"experts": qwen3_moe, "images": qwen2_5_vl}[name]
-    output.mkdir(parents=True)
     family = TinyModel(make=make, has_pictures=name == "images")
     return family.write(output / "made_here", dtype=torch.float32 if device == "cpu" else torch.bfloat16)
 

@@ -181,7 +181,7 @@ class TinyModel:
     def write(self, folder: Path, *, dtype: torch.dtype = torch.float32) -> Assets:
         """Model, tokenizer and data."""
         assets = Assets(folder=folder, shape=SHAPE)
-        folder.mkdir()
+        folder.mkdir(parents=True, exist_ok=True)
         tokenizer = _tokenizer_with_pictures() if self.has_pictures else tiny_model.build_tokenizer()
         with torch.random.fork_rng():
             torch.manual_seed(1)
