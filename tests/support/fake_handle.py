@@ -53,7 +53,7 @@ class FakeHandle:
         self.latency_s = latency_s
         self._is_dead = False
         self._reachable_at_s = 0.0
-        self._broken: asyncio.Event | None = None
+        self._broken: asyncio.Future[None] | None = None
 
     def __getattr__(self, name: str) -> "_Method":
         if name.startswith("__"):
@@ -69,18 +69,22 @@ class FakeHandle:
 
     def kill(self) -> None:
         self._is_dead = True
-        self._connection_broken.set()
+        self._break()
 
     def cut_off(self, seconds: float) -> None:
         """For that long no call reaches the actor; those under way go on there, and their answers are lost."""
         self._reachable_at_s = asyncio.get_running_loop().time() + seconds
-        self._connection_broken.set()
+        self._break()
         self._broken = None
 
+    def _break(self) -> None:
+        if not self._connection_broken.done():
+            self._connection_broken.set_result(None)
+
     @property
-    def _connection_broken(self) -> asyncio.Event:
+    def _connection_broken(self) -> asyncio.Future[None]:
         if self._broken is None:
-            self._broken = asyncio.Event()
+            self._broken = asyncio.get_event_loop().create_future()
         return self._broken
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RemoteCall:
@@ -96,8 +100,7 @@ class FakeHandle:
             raise ActorUnavailableError("cut off", None)
         work = asyncio.ensure_future(self._work(method, args, kwargs, latency_s=latency_s))
         work.set_name(f"{REMOTE} work")
-        broken = asyncio.ensure_future(self._connection_broken.wait())
-        broken.set_name(f"{REMOTE} connection")
+        broken = self._connection_broken
         try:
             await asyncio.wait([work, broken], return_when=asyncio.FIRST_COMPLETED)
             if self._is_dead:
@@ -110,7 +113,6 @@ class FakeHandle:
         finally:
             if work is not None:
                 work.cancel()
-            broken.cancel()
 
     async def _work(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, latency_s: float) -> Any:
         if latency_s:

@@ -39,7 +39,7 @@ class ScriptedRequest:
     finish_reason: str | None = None
     is_forgotten: bool = False  # nobody will fetch it
     has_piece: asyncio.Event = field(default_factory=asyncio.Event)
-    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     decoding: asyncio.Task[None] | None = None
 
 
@@ -174,8 +174,8 @@ class ScriptedServer:
                 request.is_forgotten = True
             if request_id not in self.running:
                 self.aborted_before.add(request_id)
-            elif not self.hangs:
-                self.running[request_id].aborted.set()
+            elif not self.hangs and not (aborted := self.running[request_id].aborted).done():
+                aborted.set_result(None)
 
     async def wait_for_requests_to_drain(self) -> None: ...
 
@@ -205,12 +205,14 @@ class ScriptedServer:
         """Generate to the end, in vLLM's words."""
         finish_reason = "stop" if request.length_tok <= request.max_tokens else "length"
         while len(request.token_ids) < min(request.length_tok, request.max_tokens):
-            if await _happens_within(request.aborted, self.token_s):
+            await asyncio.wait([request.aborted], timeout=self.token_s)
+            if not self._decodes.is_set():
+                decodes = asyncio.create_task(self._decodes.wait(), name=f"{REMOTE} wait")
+                await asyncio.wait([decodes, request.aborted], return_when=asyncio.FIRST_COMPLETED)
+                decodes.cancel()
+            if request.aborted.done():
                 finish_reason = "abort"
                 break
-            await _either(self._decodes, request.aborted)
-            if not self._decodes.is_set():
-                continue
             position = len(request.prompt_ids) - self._prompt_len_tok + len(request.token_ids)
             request.token_ids.append(token_at(request.prompt_ids[: self._prompt_len_tok], position))
             request.stamps.append(self.global_steps)
@@ -259,19 +261,3 @@ def token_at(prompt_ids: list[int], position: int) -> int:
 
 def log_prob_of(token: int) -> float:
     return -token / 1000
-
-
-async def _happens_within(event: asyncio.Event, timeout_s: float) -> bool:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
-
-
-async def _either(one: asyncio.Event, other: asyncio.Event) -> None:
-    waits = [asyncio.create_task(event.wait(), name=f"{REMOTE} wait") for event in (one, other)]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
