@@ -1,18 +1,38 @@
 """An actor handle that behaves as Ray's does, for an object in this process."""
 
 import asyncio
-import copy
+import pickle
 import traceback
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from .simulation import REMOTE
 
+_references: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
-class RemoteCall(Awaitable[Any]):
+
+class Reference:
+    """The same object wherever it is sent."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _references[id(self)] = self
+        return _referenced, (id(self),)
+
+
+def _referenced(key: int) -> Any:
+    return _references[key]
+
+
+def sent(value: Any) -> Any:
+    """A copy of what goes to another process."""
+    return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+
+
+class RemoteCall(Reference, Awaitable[Any]):
     """What `.remote()` returns. The call goes on whether or not somebody awaits it or stops awaiting it."""
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
@@ -22,19 +42,16 @@ class RemoteCall(Awaitable[Any]):
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._result().__await__()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "RemoteCall":
-        return self  # references are the same wherever they are sent
-
     @property
     def is_done(self) -> bool:
         return self._task.done()
 
     async def _result(self) -> Any:
         await asyncio.wait([self._task])
-        return copy.deepcopy(self._task.result())
+        return sent(self._task.result())
 
 
-class FakeHandle:
+class FakeHandle(Reference):
     """`handle.method.remote(...)` calls `target.method` as an async Ray actor would.
 
     Arguments and results are copies; a killed actor fails every call, begun or
@@ -59,9 +76,6 @@ class FakeHandle:
         if name.startswith("__"):
             raise AttributeError(name)
         return _Method(self, name)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "FakeHandle":
-        return self  # handles are references
 
     @property
     def is_dead(self) -> bool:
@@ -88,7 +102,7 @@ class FakeHandle:
         return self._broken
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RemoteCall:
-        args, kwargs = copy.deepcopy((args, kwargs))
+        args, kwargs = sent((args, kwargs))
         self.calls.append((method, args, kwargs))
         latency_s = self.latency_s(method) if callable(self.latency_s) else self.latency_s
         loop = asyncio.get_event_loop()  # also set while it is not running: a trainer is synchronous
