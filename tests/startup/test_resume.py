@@ -3,6 +3,7 @@
 import logging
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from datasets import Dataset
@@ -147,7 +148,10 @@ def test_given_surplus_groups_that_this_strategy_keeps_none_of_when_loaded_then_
 ):
     """`partial` continues trajectories under other policies, and keeps what was complete first: short answers."""
     versions = {"old": [(1, 1), (1, 1)], "siblings": [(1, 1), (2, 2)], "mixed": [(1, 2), (2, 2)]}
-    tags = {f"{uid}_{k}_0": stored(4, *one) for uid, both in versions.items() for k, one in enumerate(both)}
+    tags: dict[str, Any] = {
+        f"{uid}_{k}_0": stored(4, *one) for uid, both in versions.items() for k, one in enumerate(both)
+    }
+    tags["old"] = {"status": "finished"}  # a marker as verl makes them
     valid = [
         GroupOutcome(prompt_uid=uid, verdict=Verdict.VALID, oldest_version=1, newest_version=2) for uid in versions
     ]

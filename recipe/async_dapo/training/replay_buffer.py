@@ -262,15 +262,15 @@ class RoundReplayBuffer(ReplayBuffer):
         the metric that groups are filtered by now: else each resume would end at them. Complete ones are given up, too,
         where this run keeps none, or has no trajectory go on under another policy.
         """
-        options = self._options
+        options, carried = self._options, self.pool.carried_uids
 
         def is_unfit(tag: store.TrajectoryTag) -> bool:
             is_mixed = tag["min_global_steps"] < tag["max_global_steps"]
             return tag["seq_len"] > longest_tok or (is_mixed and not options.mixes_versions)
 
-        unfit = store.groups_with(is_unfit, partition_id=store.TRAIN)
+        unfit = store.groups_with(is_unfit, carried, partition_id=store.TRAIN)
         if options.draws_again:
-            unfit.update(self.pool.carried_uids)
+            unfit.update(carried)
         unfit.update(group.uid for group in self.pool.buffered if not self._fits(group, longest_tok))
         self.pool.note_unfit(unfit)
         if unfit:
