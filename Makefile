@@ -1,4 +1,4 @@
-.PHONY: quickstart test fast-test test-gpu-versions test-gpu-sources docs format clean
+.PHONY: quickstart test fast-test test-gpu-versions test-gpu-sources test-megatron docs format clean
 
 quickstart:
 	bash quickstart.sh
@@ -23,6 +23,17 @@ test-gpu-sources:
 	.venv/bin/pip download --quiet --no-deps --dest outputs/vllm vllm==0.24.0
 	.venv/bin/python -m zipfile -e outputs/vllm/vllm-0.24.0-*.whl outputs/vllm
 	VLLM_SOURCES=outputs/vllm/vllm .venv/bin/pytest tests/contract/test_gpu_sources.py
+
+# verl's Megatron worker on a CPU; nightly tests include it. 900 MB beside the other packages, which stay as they are.
+test-megatron: outputs/megatron
+	.venv/bin/pytest --nightly tests/contract/test_megatron_worker.py
+
+outputs/megatron: requirements/megatron.txt requirements/megatron_needs.txt
+	rm -rf $@ $@.part
+	.venv/bin/pip install -qq --no-deps --target $@.part -r requirements/megatron_needs.txt
+	.venv/bin/pip install -qq --no-deps --target $@.part --ignore-requires-python --python-version 3.12 \
+		--only-binary :all: --platform manylinux_2_28_x86_64 -r requirements/megatron.txt
+	mv $@.part $@
 
 format:
 	.venv/bin/ruff check --fix .

@@ -24,6 +24,7 @@ in_lanes=(--dist loadfile --no-loadscope-reorder --numprocesses)
 # Folders that are named would be loaded, and verl with them, in the process that only divides the work, too.
 not_fast=(--ignore=tests/{cpu,e2e,gpu_check,ray,scripts,startup})
 [[ ${1:-} == --fast ]] || pip install -qq --disable-pip-version-check --no-deps -r requirements/drafts.txt
+[[ ${1:-} != --nightly ]] || make outputs/megatron
 case ${1:-} in
   --fast) HYPOTHESIS_PROFILE=few pytest "${in_lanes[@]}" 2 "${not_fast[@]}" -m "not slow" "${@:2}" ;;
   "" | --nightly) pytest "${in_lanes[@]}" 3 "$@" ;;

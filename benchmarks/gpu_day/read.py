@@ -2,17 +2,19 @@
 
 python -m benchmarks.gpu_day.read RESULTS
 
-Prints each part's end, each system's step over that of verl's mode, and the speed of an engine, with which the planner
-plans: `--calibrate assets/gpu/calibration.jsonl`.
+Prints each part's end, what `gpu_check` has found beside the machine, each system's step over that of verl's mode, and
+the speed of an engine, with which the planner plans: `--calibrate assets/gpu/calibration.jsonl`.
 """
 
 import argparse
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 
+from recipe.async_dapo_lab.gpu_check.machine import THEME
 from recipe.async_dapo_lab.plan.calibration import calibrate
 
 ASSETS = Path(__file__).parents[2] / "assets" / "gpu"
@@ -25,6 +27,13 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"step_s": steps, "ratio": steps / steps.get(OTHER, float("nan"))}).round(3)
 
 
+def found(file: Path) -> Iterator[str]:
+    """A line for each training and speed of one `gpu_check`."""
+    for check in json.loads(file.read_text("utf-8"))["checks"]:
+        if check["theme"] != THEME:
+            yield f"{check['status']} {check['check']}: {check['found']}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
@@ -33,6 +42,8 @@ def main() -> None:
     shutil.copytree(options.results, options.assets, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.lock"))
     for line in (options.results / "parts.jsonl").read_text("utf-8").splitlines():
         print({key: value for key, value in json.loads(line).items() if key != "last_lines"})
+    for file in sorted(options.results.glob("gpu_check_*.json")):
+        print(*found(file), sep="\n")
     if (runs := options.results / "runs.csv").exists():
         print(compared(pd.read_csv(runs)).to_string())
     if (record := options.results / "calibration.jsonl").exists():

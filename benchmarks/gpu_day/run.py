@@ -5,7 +5,8 @@ python -m benchmarks.gpu_day.run --output "$OUT" --minutes 9
 The first part trains, since all others are worth little where that fails. What each part finds is written as it comes:
 `parts.jsonl` (a line a part: how it ended, seconds, last words), `runs.csv`, `gpu_check_*.json`, `calibration.jsonl`. A
 part that hangs is ended at its limit with all that it has started, and the next one runs; one that the minutes leave no
-time for is named, and `--parts` runs it later. `--device cpu` rehearses with small sizes.
+time for is named, and `--parts` runs it later. `--device cpu` rehearses with small sizes; what needs a GPU is told as
+skipped.
 """
 
 import argparse
@@ -77,6 +78,8 @@ def run(part: Part, *, device: str, output: Path, limit_s: float) -> dict[str, A
     work = output.with_name("work")
     folder = work / RunsFile.folder_name({"part": part.name})
     folder.mkdir(parents=True, exist_ok=True)
+    for file in part.brings:
+        (folder / file).unlink(missing_ok=True)  # of an earlier run
     module, *arguments = part.command
     places = ("--output", str(folder if part.brings else output), "--timeout-s", str(limit_s - 2 * ENDING_S))
     began_s, log = time.monotonic(), folder / "part.log"

@@ -230,10 +230,10 @@ def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:
         tq.kv_clear(keys=keys, partition_id=partition_id)
 
 
-def longer_than(limit_tok: float, *, partition_id: str) -> set[str]:
-    """Groups with a trajectory whose prompt and response are longer."""
-    rows = (tq.kv_list(partition_id) or {}).get(partition_id, {}).items()
-    return {key.split("_")[0] for key, tag in rows if tag.get("seq_len", 0) > limit_tok}
+def groups_with(is_meant: Callable[[TrajectoryTag], bool], uids: Collection[str], *, partition_id: str) -> set[str]:
+    """Those of the given groups with a trajectory of which that is true."""
+    batch = batch_of(uids, partition_id=partition_id)
+    return {key.split("_")[0] for key, tag in zip(batch.keys, batch.tags, strict=True) if is_meant(tag)}
 
 
 def check_cpus(config: DictConfig) -> None:

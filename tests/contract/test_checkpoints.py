@@ -115,7 +115,7 @@ def test_given_a_callback_of_the_user_s_when_a_checkpoint_is_saved_then_it_finds
     trainer: Any = AsyncDAPOTrainer(compose_run([name, f"trainer.default_local_dir={tmp_path}", "critic.enable=False"]))
     trainer.global_steps = 8
     trainer.actor_rollout_wg = SimpleNamespace(save_checkpoint=lambda *_, **__: None)
-    trainer.train_dataloader = SimpleNamespace(state_dict=dict)
+    trainer.train_dataloader, trainer.train_dataset = SimpleNamespace(state_dict=dict), None
     monkeypatch.setattr(trainer_base.tq, "save_checkpoint", lambda *_, **__: None)
     trainer._save_checkpoint()
     assert trainer._on_complete.copied == [(8, f"{tmp_path}/global_step_8")]
@@ -132,11 +132,14 @@ def test_given_a_full_disk_when_a_checkpoint_is_written_then_the_error_ends_with
 ):
     """Of which torch's own error says nothing."""
     trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
-    rollout = {"enable_rollout_routing_replay": False}
     trainer.config = OmegaConf.create(
-        {"trainer": {"default_local_dir": str(tmp_path)}, "actor_rollout_ref": {"rollout": rollout}}
+        {
+            "trainer": {"default_local_dir": str(tmp_path)},
+            "actor_rollout_ref": {"rollout": {"enable_rollout_routing_replay": False}},
+            "data": {"prompt_key": "prompt"},
+        }
     )
-    trainer.global_steps = 8
+    trainer.global_steps, trainer.train_dataset = 8, None
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: write())
     trainer.replay_buffer = SimpleNamespace(state=lambda: None)
     monkeypatch.setattr(trainer_module, "to_frames", lambda state: [])

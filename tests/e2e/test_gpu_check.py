@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from recipe.async_dapo_lab.gpu_check.training import CASES
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 
 from ..support.harness import run_module
 
 pytestmark = pytest.mark.nightly
 
-NEEDS_A_GPU = {"GPUs", "flash attention"}
+NEEDS_A_GPU = {"GPUs", "flash attention"} | {case.name for case in CASES if case.on_gpus_only}
 NEEDS_TWO = {"tensor parallel 2", "two FSDP ranks", "one engine killed"}
 
 
@@ -43,6 +44,7 @@ def test_given_a_cpu_when_checked_then_all_passes_but_what_needs_gpus(written) -
         "drafts",
         "experts",
         "images",
+        "partial_stale_kv, host memory",
         "decode",
     }
     assert written["counts"]["FAIL"] == 0 and written["device"] == "cpu"

@@ -1,29 +1,53 @@
-"""The quarter of an hour on one GPU, rehearsed on a CPU: a training that is checked, two systems, what they leave."""
+"""The quarter of an hour on one GPU, rehearsed on a CPU: every part, what they leave, and what is read from it."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from benchmarks.gpu_day.read import compared
+from benchmarks.gpu_day.run import PARTS
+from recipe.async_dapo_lab.gpu_check.machine import THEME
 
 from ..support.harness import run_module
 
 pytestmark = pytest.mark.nightly
 
-PARTS = ("training", "partial", "verl colocate_async, 0.05 s poll")
+CHECKED = {  # by each part that is a `gpu_check`
+    "training": {"partial": "PASS"},
+    "smoke": {"partial_stale_kv, host memory": "PASS", "FP8 cache": "SKIP"},
+    "speed": {"decode": "PASS"},
+    "families": {"experts": "PASS", "images": "PASS"},
+    "compiled": {"partial, compiled": "SKIP"},
+}
+NUM_SYSTEMS, STEPS = len(PARTS) - len(CHECKED), 6
 
 
-def test_given_a_cpu_when_rehearsed_then_each_part_ends_well_and_leaves_its_results(tmp_path) -> None:
-    results = tmp_path / "results"
-    options = ("--device", "cpu", "--output", str(results), "--minutes", "40", "--parts", "1", "2", "3")
-    run_module("benchmarks.gpu_day.run", *options)
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> Path:
+    results = tmp_path_factory.mktemp("gpu_day") / "results"
+    run_module("benchmarks.gpu_day.run", "--device", "cpu", "--output", str(results), "--minutes", "55")
+    return results
+
+
+def test_given_a_cpu_when_rehearsed_then_every_part_ends_well_and_leaves_its_results(results) -> None:
     about, *parts = map(json.loads, (results / "parts.jsonl").read_text().splitlines())
     assert about["device"] == "cpu" and about["commit"]
-    assert [(part["part"], part["ended"]) for part in parts] == [(name, "well") for name in PARTS]
+    assert [(part["part"], part["ended"]) for part in parts] == [(part.name, "well") for part in PARTS]
     assert any("PASS partial" in line and "k3 KL of fresh tokens" in line for line in parts[0]["last_lines"])
     runs = pd.read_csv(results / "runs.csv")
-    assert list(runs["steps"]) == [6, 6] and (runs["step_s"] > 0).all()
+    assert list(runs["steps"]) == [STEPS] * NUM_SYSTEMS and (runs["step_s"] > 0).all()
     assert compared(runs)["ratio"].notna().all()
+    for name, statuses in CHECKED.items():
+        checks = json.loads((results / f"gpu_check_{name}.json").read_text())["checks"]
+        assert {one["check"]: one["status"] for one in checks if one["theme"] != THEME} == statuses
     left = {file.name for file in results.iterdir() if file.suffix != ".lock"}
-    assert left == {"parts.jsonl", "runs.csv", "gpu_check_training.json"}
+    assert left == {"parts.jsonl", "runs.csv", "calibration.jsonl", *(f"gpu_check_{name}.json" for name in CHECKED)}
+
+
+def test_given_results_of_every_part_when_read_then_all_are_kept_and_told(results, tmp_path) -> None:
+    said = run_module("benchmarks.gpu_day.read", str(results), "--assets", str(tmp_path / "assets"))
+    statuses = [f"{status} {check}: " for checks in CHECKED.values() for check, status in checks.items()]
+    assert all(words in said for words in (*statuses, *(part.name for part in PARTS), "points"))
+    assert {file.name for file in (tmp_path / "assets").iterdir()} >= {"runs.csv", "calibration.jsonl"}

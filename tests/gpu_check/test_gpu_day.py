@@ -25,7 +25,7 @@ from benchmarks.gpu_day.drawn_lengths import DrawnLengths
 from benchmarks.side_by_side.run import SYSTEMS
 from recipe.async_dapo.check import main as check
 from recipe.async_dapo_lab.gpu_check.assets import prepare
-from recipe.async_dapo_lab.gpu_check.training import cases
+from recipe.async_dapo_lab.gpu_check.training import CASES
 
 from ..support import hanging
 
@@ -108,6 +108,8 @@ def test_given_parts_that_hang_or_fail_when_run_then_they_are_ended_and_the_next
     for name, value in (("ENDING_S", 1.0), ("LEAST_S", 2.0), ("SLOWER", {"cpu": 1.0})):
         monkeypatch.setattr(run, name, value)
     results = tmp_path / "results"
+    (tmp_path / "work" / "fails").mkdir(parents=True)
+    (tmp_path / "work" / "fails" / "none.json").write_text("left by an earlier run, and no result of this one")
     options = ["--device", "cpu", "--minutes", "1", "--parts", "1", "2", "4"]
     monkeypatch.setattr(sys, "argv", ["run", "--output", str(results), *options])
     run.main()
@@ -123,7 +125,7 @@ def test_given_parts_that_hang_or_fail_when_run_then_they_are_ended_and_the_next
 def test_the_first_part_trains_and_every_part_of_the_check_is_one_of_its_cases():
     assert run.PARTS[0].command[1:] == ("--only", "2", "--cases", "partial")
     asked = {case for part in run.PARTS if "--cases" in part.command for case in part.command[4:]}
-    assert asked < {case.name for case in cases("cuda")}
+    assert asked < {case.name for case in CASES}
     assert len({part.name for part in run.PARTS}) == len(run.PARTS)
 
 
@@ -143,18 +145,25 @@ def test_given_a_trajectory_when_its_loop_runs_again_then_its_answer_has_the_sam
     assert 200 < median < 320 and 6 < longest / median <= 9
 
 
+CHECKS = [
+    {"theme": "1. machine", "check": "ulimits", "status": "PASS", "found": "8192 open files"},
+    {"theme": "2. training", "check": "images", "status": "FAIL", "found": "2 of 3 steps"},
+]
+
+
 def test_given_results_when_read_then_they_are_kept_and_compared(tmp_path, monkeypatch, capsys):
     results = tmp_path / "results"
     results.mkdir()
     (results / "parts.jsonl").write_text('{"part": "partial", "ended": "well", "last_lines": ["much"]}\n')
     rows = [f"{read.OTHER!r},4.0".replace("'", '"'), "partial,3.0", "partial,2.0"]
     (results / "runs.csv").write_text("\n".join(["system,step_s", *rows]) + "\n")
+    (results / "gpu_check_smoke.json").write_text(json.dumps({"checks": CHECKS}))
     shutil.copy(read.ASSETS / "calibration.jsonl", results)
     monkeypatch.setattr(sys, "argv", ["read", str(results), "--assets", str(tmp_path / "assets")])
     read.main()
     said = capsys.readouterr().out
     assert re.search(r"partial +2\.5 +0\.625", said) and "much" not in said
-    assert "8 points" in said
+    assert "8 points" in said and "FAIL images: 2 of 3 steps" in said and "open files" not in said
     assert {file.name for file in (tmp_path / "assets").iterdir()} == {file.name for file in results.iterdir()}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo_lab.gpu_check.assets import SMALL, make_config, make_model, prepare_family
-from recipe.async_dapo_lab.gpu_check.training import BOUNDS, Case, cases, judge_training, overrides
+from recipe.async_dapo_lab.gpu_check.training import BOUNDS, CASES, Case, judge_training, overrides
 from recipe.async_dapo_lab.gpu_check.verdicts import Status
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
@@ -103,7 +103,7 @@ def test_given_kv_in_host_memory_when_judged_then_some_must_be_found_there() -> 
 
 IN_HOST_MEMORY = "partial_stale_kv, host memory"
 NAMES_CHECKED = ("FP8 cache", "partial_stale_kv", IN_HOST_MEMORY, "partial, no async scheduling", "experts", "images")
-CHECKED = [case for case in cases("cuda") if case.name in NAMES_CHECKED]
+CHECKED = [case for case in CASES if case.name in NAMES_CHECKED]
 CHECKED.append(Case(name="two engines", gpus=2))
 
 
@@ -131,6 +131,20 @@ def test_given_a_run_on_a_gpu_when_it_is_checked_then_its_options_are_in_order(
     assert config.actor_rollout_ref.actor.use_dynamic_bsz
     assert config.actor_rollout_ref.model.use_remove_padding == (not case.family)
     assert config.actor_rollout_ref.rollout.free_cache_engine == (case.name != "partial_stale_kv")
+
+
+@pytest.mark.filterwarnings("ignore:Disabled critic")
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+@pytest.mark.parametrize(
+    "case", [one for one in CASES if not (one.on_gpus_only or one.package)], ids=lambda case: case.name
+)
+def test_given_a_run_on_a_cpu_when_it_is_checked_then_its_options_are_in_order(
+    case: Case, assets: Assets, tmp_path: Path
+) -> None:
+    if case.family:
+        assets = prepare_family(case.family, tmp_path / "family", device="cpu")
+    own = overrides(case, assets, assets.model, device="cpu", folder=tmp_path, ray_folder=tmp_path)
+    check_all(compose_run([one for one in own if not one.startswith("hydra.")]))
 
 
 def test_given_a_model_made_here_then_its_heads_have_real_sizes(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ FAILS = "verl's data set fails: "
             f"data.train_files=/no/train.parquet: {FAILS}FileNotFoundError: Unable to find",
         ),
         ("data.val_files=[/no/val.json]", f"data.val_files=['/no/val.json']: {FAILS}FileNotFoundError: Unable to find"),
-        ("data.train_files=null", f"data.train_files=None: {FAILS}"),
+        ("data.train_files=null", "data.train_files=None: must be text, or a list of texts"),
         ("data.train_files=/etc/passwd", f"data.train_files=/etc/passwd: {FAILS}ValueError: Unsupported file format"),
         ("data.train_max_samples=7", "data.train_files={files}/train.parquet: has 7 prompts, fewer than one batch"),
         ("data.train_max_samples=9", "data.seed=None: verl chooses data.train_max_samples=9 prompts at every start"),

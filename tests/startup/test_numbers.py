@@ -9,8 +9,8 @@ from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 from docs.declared import OPTIONS_FILE, declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig, checkpoints_to_keep
-from recipe.async_dapo.config.values import ConfigErrors, alternatives
-from recipe.async_dapo.startup.verl_options import NUMBERS, SWITCHES, check_numbers
+from recipe.async_dapo.config.values import ConfigError, ConfigErrors, alternatives
+from recipe.async_dapo.startup.verl_options import NODES, NUMBERS, SWITCHES, TEXTS, check_types
 
 from ..support.composed_runs import ComposeRun, of_options
 
@@ -51,10 +51,11 @@ TABLE = {
         actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu actor_rollout_ref.ref.log_prob_max_token_len_per_gpu
         actor_rollout_ref.actor.ppo_max_token_len_per_gpu async_dapo.max_loads_per_server async_dapo.stop_rule
         async_dapo.rollout_pool_size async_dapo.max_tokens_per_round async_dapo.importance_sampling async_dapo.drafts
-        actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval
+        actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval data.filter_overlong_prompts_workers
     """,
     "o o x x x": """
         trainer.save_freq trainer.test_freq trainer.critic_warmup data.train_max_samples data.val_max_samples
+        actor_rollout_ref.actor.data_loader_seed
         algorithm.filter_groups.max_num_gen_batches actor_rollout_ref.rollout.val_kwargs.top_k
     """,
     "o o o x x": """
@@ -75,7 +76,8 @@ TABLE = {
     """,
     "x o x x x": """
         actor_rollout_ref.model.lora_rank actor_rollout_ref.model.lora.rank actor_rollout_ref.rollout.nnodes
-        data.dataloader_num_workers
+        data.dataloader_num_workers actor_rollout_ref.rollout.moe_load_balance_metrics_interval
+        actor_rollout_ref.rollout.seed
     """,
     "x o x o x": """
         actor_rollout_ref.rollout.val_kwargs.temperature actor_rollout_ref.actor.optim.lr
@@ -109,7 +111,7 @@ def with_value(run: ComposeRun, key: str, value: str) -> DictConfig:
 def test_verls_numbers_out_of_range_are_refused_by_name(run, value):
     wrong = [key for key in NUMBERS if ROWS[key][VALUES.index(value)] == "x"]
     with pytest.raises(ConfigErrors) as found:
-        check_numbers(run(*(f"++{key}={value}" for key in wrong)))
+        check_types(run(*(f"++{key}={value}" for key in wrong)))
     assert {error.args[0] for error in found.value.errors if ": must " in str(error)} >= set(wrong)
 
 
@@ -125,9 +127,24 @@ def test_a_value_is_taken_or_refused_by_name_as_the_table_says(run, key):
 
 def test_a_text_as_a_switch_is_refused_by_name(run):
     with pytest.raises(ConfigErrors) as found:
-        check_numbers(run(*(f"++{key}=off" for key in SWITCHES)))
+        check_types(run(*(f"++{key}=off" for key in SWITCHES)))
     said = {str(error) for error in found.value.errors}
     assert said == {f"{key}=off: must be True or False, or null" for key in SWITCHES}
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "1.5", "True", "[1]", "{}", "{a:1}"])
+def test_what_is_no_text_is_refused_by_name(run, value):
+    with pytest.raises(ConfigErrors) as found:
+        check_types(run(*(f"++{key}={value}" for key in TEXTS)))
+    said = {error.args[0]: error.args[2] for error in found.value.errors}
+    assert said.keys() >= TEXTS.keys() and all("text" in remedy for remedy in said.values())
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_value_in_place_of_a_node_of_options_is_refused_by_name(run, node):
+    for value in ("null", "0", "some"):
+        with pytest.raises(ConfigError, match=f"^{re.escape(node)}=(None|{value}): must hold options; leave out"):
+            check_types(run(f"++{node}={value}"))
 
 
 def test_a_time_limit_that_no_socket_takes_is_refused_by_name(run):

@@ -22,9 +22,10 @@ from recipe.async_dapo.startup.rules import CHOICES, RULES, Run
 from recipe.async_dapo.startup.verl_options import (
     FIXED,
     IGNORED,
-    NUMBERS,
+    NODES,
     SHADOWED,
     TRAINING_ENGINES,
+    TYPES,
     check_verl_options,
 )
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
@@ -364,7 +365,13 @@ def test_what_hydra_refuses_is_told_in_its_words(override, said):
 
 
 OWN = [f"async_dapo.{name}" for name in compose_run([]).async_dapo]
-KEYS = [*OWN, *NUMBERS, *(key for key, *_ in (*FIXED, *IGNORED, *SHADOWED, *CHOICES)), *(rule.key for rule in RULES)]
+KEYS = [
+    *OWN,
+    *NODES,
+    *TYPES,
+    *(key for key, *_ in (*FIXED, *IGNORED, *SHADOWED, *CHOICES)),
+    *(one.key for one in RULES),
+]
 VALUES = ["null", "-1", "0", "1", "3", "0.5", "nan", ".inf", "True", "some", "''", "[]", "{}", "auto", "[a,1]", "{a:1}"]
 WORDS = sorted({word for line in LINES for word in in_full(line.replace("->", " ")) if not word.startswith("-")})
 ANY = st.one_of(st.sampled_from(WORDS), st.builds("++{}={}".format, st.sampled_from(KEYS), st.sampled_from(VALUES)))
@@ -373,7 +380,9 @@ ANY = st.one_of(st.sampled_from(WORDS), st.builds("++{}={}".format, st.sampled_f
 def judged(run, overrides: list[str], judge: Callable[[DictConfig], list[str]]) -> None:
     with suppress(OmegaConfBaseException, HydraException):  # an override of a node that another one has replaced
         config = run(*overrides)
-        assert all(re.match(r"[\w.' -]+=.*: .+", error, re.DOTALL) for error in judge(config)), "no key or no remedy"
+        errors = judge(config)
+        assert all(re.match(r"[\w.' -]+=.*: .+", error, re.DOTALL) for error in errors), "no key or no remedy"
+        assert not [error for error in errors if "<not checked>" in error]
 
 
 @given(st.lists(ANY, min_size=1, max_size=6))

@@ -2,8 +2,11 @@
 
 import logging
 from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from datasets import Dataset
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
@@ -19,7 +22,13 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.startup.output_check import NEWEST_FILE, check_resume
-from recipe.async_dapo.training.checkpoints import KeptCheckpoints, RolloutState, from_frames, to_frames
+from recipe.async_dapo.training.checkpoints import (
+    KeptCheckpoints,
+    RolloutState,
+    from_frames,
+    prompts_in_words,
+    to_frames,
+)
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -102,14 +111,59 @@ def test_given_responses_that_the_options_do_not_fit_any_more_when_loaded_then_t
     valid = [GroupOutcome(prompt_uid=uid, verdict=Verdict.VALID, oldest_version=0, newest_version=0) for uid in "123"]
     carried = [CarriedGroup.of(scored(outcome.prompt_uid, tokens=1, acc=1.0), outcome) for outcome in valid]
     state = PoolState(waiting=(), buffered=tuple(groups), carried=tuple(carried), ledger=Ledger(drawn=7))
-    rows = {"1_0_0": {"seq_len": 101}, "1_1_0": {"seq_len": 4}, "2_0_0": {"seq_len": 100}, "3_0_0": {"seq_len": 4}}
-    monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: {partition_id: rows})
+    tags = {"1_0_0": stored(101), "1_1_0": stored(4), "2_0_0": stored(100), "3_0_0": stored(4)}
+    monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: {partition_id: tags})
     resumed = buffer(run)
     resumed.restore(from_frames(to_frames(RolloutState(pool=state))))
     resumed.give_up_unfit(longest_trained_tok(config))
     assert sorted(resumed.pool.retire(2)[0]) == given_up
     assert resumed.pool.check_ledger()["retired"] == len(given_up)
     assert resumed.pool.retire(3) == ([], [])
+
+
+def stored(seq_len: int, *versions: int) -> store.TrajectoryTag:
+    """The tag of a trajectory whose tokens are of these policy versions."""
+    return store.TrajectoryTag(
+        seq_len=seq_len,
+        segments=[(version, 1) for version in versions],
+        min_global_steps=min(versions, default=0),
+        max_global_steps=max(versions, default=0),
+        age=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "given_up"),
+    [
+        ("rollout_strategy=partial", []),
+        ("rollout_strategy=partial stop_rule=fifo", []),
+        ("rollout_strategy=consistent", ["mixed"]),
+        ("rollout_strategy=discard stop_rule=drain", ["mixed"]),
+        ("rollout_strategy=discard", ["mixed", "old", "siblings"]),
+        ("max_staleness=0", ["mixed", "old", "siblings"]),
+    ],
+)
+def test_given_surplus_groups_that_this_strategy_keeps_none_of_when_loaded_then_they_are_drawn_again(
+    run, monkeypatch, options, given_up
+):
+    """`partial` continues trajectories under other policies, and keeps what was complete first: short answers."""
+    versions = {"old": [(1, 1), (1, 1)], "siblings": [(1, 1), (2, 2)], "mixed": [(1, 2), (2, 2)]}
+    tags: dict[str, Any] = {
+        f"{uid}_{k}_0": stored(4, *one) for uid, both in versions.items() for k, one in enumerate(both)
+    }
+    tags["old"] = {"status": "finished"}  # a marker as verl makes them
+    valid = [
+        GroupOutcome(prompt_uid=uid, verdict=Verdict.VALID, oldest_version=1, newest_version=2) for uid in versions
+    ]
+    carried = [CarriedGroup.of(scored(one.prompt_uid, tokens=1, acc=1.0), one) for one in valid]
+    state = PoolState(waiting=(), buffered=(), carried=tuple(carried), ledger=Ledger(drawn=3))
+    monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: {partition_id: tags})
+    resumed = buffer(run, *(f"async_dapo.{option}" for option in options.split()))
+    resumed.restore(from_frames(to_frames(RolloutState(pool=state))))
+    resumed.give_up_unfit(64)
+    assert sorted(resumed.pool.retire(3)[0]) == given_up
+    ledger = resumed.pool.check_ledger()
+    assert ledger["retired"] == ledger["waiting"] == len(given_up) == 3 - ledger["buffered"]
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -121,7 +175,7 @@ def test_given_a_run_that_is_resumed_when_router_replay_was_switched_then_it_is_
     key = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
     trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
     trainer.config = run(own := f"trainer.default_local_dir={tmp_path}", f"{key}={saved}")
-    trainer.replay_buffer, trainer.global_steps = buffer(run), 4
+    trainer.replay_buffer, trainer.global_steps, trainer.train_dataset = buffer(run), 4, None
     trainer._checkpoints = KeptCheckpoints.taking_over_from_verl(trainer.config)
     folder = tmp_path / "global_step_4"
 
@@ -160,9 +214,42 @@ def test_given_a_damaged_newest_checkpoint_when_resumed_then_older_ones_go_unles
     monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: None)
     trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
     trainer.config, trainer.options, trainer.replay_buffer = config, AsyncDAPOConfig.from_hydra(config), buffer(run)
-    trainer._checkpoints = KeptCheckpoints.taking_over_from_verl(config)
+    trainer._checkpoints, trainer.train_dataset = KeptCheckpoints.taking_over_from_verl(config), None
     trainer._load_checkpoint()
     assert f"resumed from {tmp_path}/global_step_8: step 9 is next" in caplog.text
     assert trainer.global_steps == 8 and trainer.replay_buffer.pool.at_hand.expected_valid(1.0) == 1
     trainer._checkpoints.saved(write_checkpoint(tmp_path, 24, frames=checkpoint))
     assert sorted(path.name.removeprefix("global_step_") for path in tmp_path.glob("global_step_*")) == left
+
+
+NUMBERS = [{"prompt": [{"role": "user", "content": f"{k}+1="}], "answer": k} for k in range(1000)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "warns"),
+    [
+        (NUMBERS, False),
+        ([row | {"answer": 0} for row in NUMBERS], False),
+        (NUMBERS[:-1], True),
+        (NUMBERS[::-1], True),
+        ([{"prompt": "?"}] * len(NUMBERS), True),
+        (None, True),  # a class of the user's
+    ],
+)
+def test_given_other_training_data_when_resumed_then_a_line_says_so(
+    run, checkpoint, tmp_path, monkeypatch, caplog, rows, warns
+):
+    """The data loader's place is a number, so prompts of other data would follow unseen."""
+    caplog.set_level(logging.INFO, "recipe.async_dapo")
+    monkeypatch.setattr(logging.getLogger("recipe.async_dapo"), "propagate", True)  # whatever ran before
+    config = run(f"trainer.default_local_dir={tmp_path}")
+    of_run = prompts_in_words(SimpleNamespace(dataframe=Dataset.from_list(NUMBERS)), "prompt")
+    write_checkpoint(tmp_path, 4, frames=checkpoint, prompts=of_run)
+    monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda trainer: setattr(trainer, "global_steps", 4))
+    monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: None)
+    trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
+    trainer.config, trainer.replay_buffer = config, buffer(run)
+    trainer._checkpoints = KeptCheckpoints.taking_over_from_verl(config)
+    trainer.train_dataset = SimpleNamespace(dataframe=Dataset.from_list(rows) if rows else None)
+    trainer._load_checkpoint()
+    assert (f"and the checkpoint's run had {of_run}" in caplog.text) is warns

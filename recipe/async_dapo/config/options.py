@@ -263,6 +263,11 @@ class AsyncDAPOConfig:
         return self.rollout_strategy is not RolloutStrategy.DISCARD and self.max_staleness != 0
 
     @property
+    def mixes_versions(self) -> bool:
+        """Whether a trajectory may go on under another policy than the one that began it."""
+        return self.keeps_tokens and not self.is_consistent
+
+    @property
     def most_trainable(self) -> int | None:
         """Valid groups that a step and those that may still train on its tokens take; None = any number."""
         if self.max_staleness is None or not self.keeps_tokens:

@@ -25,6 +25,8 @@ Seconds = Annotated[float, Meta(gt=0, le=1e6, description="a number > 0 and <= 1
 Share = Annotated[float, Meta(ge=0, le=1, description="a number in 0..1")]
 SomeShare = Annotated[float, Meta(gt=0, le=1, description="a number > 0 and <= 1")]
 _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", NoneType: "null"}
+_WORDS |= {list[str]: "a list of texts"}
+NO_NODE = "must hold options; leave out the override that replaces them"
 
 
 class Placement(StrEnum):
@@ -156,11 +158,11 @@ def refused(config: DictConfig, key: str, remedy: str) -> ConfigError:
 
 
 class ConfigErrors(ConfigError):
-    """Several bad options; reads as the first one."""
+    """Several bad options, each once; reads as the first one."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         super().__init__(*errors[0].args)
-        self.errors = tuple(errors)
+        self.errors = tuple({str(error): error for error in errors}.values())
 
 
 def check_each(checks: Iterable[Callable[[], object]]) -> None:
@@ -239,7 +241,7 @@ def parse_options(cls: type[Options], node: Any, prefix: str) -> Options:
     if isinstance(node, cls):
         return node
     if not isinstance(node, dict):
-        raise ConfigError(prefix.rstrip("."), node, "must hold options; leave out the override that replaces them")
+        raise ConfigError(prefix.rstrip("."), node, NO_NODE)
     types = get_type_hints(cls, include_extras=True)
     names = {field.name for field in fields(cast(Any, cls)) if field.default is MISSING}
     for key in node.keys() - names:

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -39,6 +39,7 @@ class Complete(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     files: dict[str, int]  # path within the folder -> bytes
     pool_blake2b: str
     has_routes: bool = False  # its trajectories have those of all tokens, else of none
+    prompts: str = ""  # of the training data, as `prompts_in_words` names them
 
 
 def step_of(folder: Path) -> int:
@@ -63,7 +64,7 @@ def checkpoint_folders(root: Path) -> list[Path]:
 
 
 @contextmanager
-def saving(folder: Path, frames: Iterable[bytes], *, has_routes: bool = False) -> Iterator[None]:
+def saving(folder: Path, frames: Iterable[bytes], **noted: Any) -> Iterator[None]:
     """Write the pool, let verl write the rest, then note that all of it is there.
 
     A run before may have saved the same step, on other ranks: nothing of that is mixed with this one. It stays beside
@@ -71,6 +72,7 @@ def saving(folder: Path, frames: Iterable[bytes], *, has_routes: bool = False) -
 
     Args:
         frames: the pool; each may be as long as the prompt groups of a run are.
+        noted: further fields of `Complete`.
     """
     before, note = _before(folder), folder / COMPLETE_FILE
     if folder.exists():
@@ -82,7 +84,7 @@ def saving(folder: Path, frames: Iterable[bytes], *, has_routes: bool = False) -
     checksum = _write_pool(folder / POOL_FILE, frames)
     yield
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-    complete = Complete(format=FORMAT, step=step_of(folder), files=files, pool_blake2b=checksum, has_routes=has_routes)
+    complete = Complete(format=FORMAT, step=step_of(folder), files=files, pool_blake2b=checksum, **noted)
     with replacing(note) as file:
         file.write(msgspec.json.format(msgspec.json.encode(complete)))
     if before.exists():

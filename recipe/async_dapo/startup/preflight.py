@@ -13,7 +13,7 @@ from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, ConfigErrors, check_each
 from ..runtime.verl_version import check_versions
 from .agent_loop_check import first_line
-from .verl_options import check_numbers
+from .verl_options import check_types
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,14 @@ def check_all(config: DictConfig) -> None:
 
 
 def findings(config: DictConfig) -> Iterator[Finding]:
-    """Run every check, cheap ones first, each whatever became of those before. Without options, and numbers where
-    numbers belong, no other can run.
+    """Run every check, cheap ones first, each whatever became of those before. Without options, and values of the
+    right types, no other can run.
     """
     yield from _run("versions", check_versions)
     parsed: list[AsyncDAPOConfig] = []
 
     def parse() -> str:
-        check_each([partial(check_numbers, config), partial(AsyncDAPOConfig.from_hydra, config)])
+        check_each([partial(check_types, config), partial(AsyncDAPOConfig.from_hydra, config)])
         parsed.append(AsyncDAPOConfig.from_hydra(config))
         return f"{parsed[0].rollout_strategy}, {parsed[0].stop_rule}"
 

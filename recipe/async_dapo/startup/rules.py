@@ -499,6 +499,7 @@ CHOICES: tuple[tuple[str, Callable[[Run], list[Any]], Iterable[str]], ...] = (
     (_CORRECTION + "loss_type", lambda it: [it.correction.loss_type], ("ppo_clip", "reinforce")),
     (_CORRECTION + "rollout_is", lambda it: [it.correction.rollout_is or "token"], ("token", "sequence")),
     (_CORRECTION + "rollout_rs", _masks, corrections.SUPPORTED_ROLLOUT_RS_OPTIONS),
+    ("reward.reward_manager.source", lambda it: [it.reward.reward_manager.source], ("register", "importlib")),
 )
 # fmt: off
 # (option, verl's reading of it, what to set)

@@ -1,5 +1,5 @@
-"""verl's options: numbers and their ranges, those that this recipe decides, those that verl 0.9.1's V1 trainer would
-silently ignore, what verl itself refuses, and what `engine_kwargs.vllm` hands to vLLM behind verl's own options.
+"""verl's options: types, numbers and their ranges, those that this recipe decides, those that verl 0.9.1's V1 trainer
+would silently ignore, what verl itself refuses, and what `engine_kwargs.vllm` hands to vLLM behind verl's own options.
 
 Every row of `IGNORED` was checked against the installed wheel: nothing on the V1 path reads the option. Several of them
 act in verl's older trainer, so scripts still carry them.
@@ -17,6 +17,7 @@ from msgspec import Meta
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..config.values import (
+    NO_NODE,
     ConfigError,
     Count,
     NotNegative,
@@ -27,6 +28,7 @@ from ..config.values import (
     refused,
     typed,
 )
+from ..runtime.shipping import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _KWARGS = "actor_rollout_ref.model.", "reward.reward_kwargs."
@@ -34,6 +36,7 @@ _VLLM = _ROLLOUT + "engine_kwargs.vllm."
 
 _Rate = Annotated[float, Meta(ge=0, description="a number >= 0")]
 _Finite = Annotated[float, Meta(ge=-1e9, le=1e9, description="a number")]
+_Text = Annotated[str, Meta(min_length=1, description="text that is not empty")]
 _AboveOne = Annotated[float, Meta(gt=1, description="a number > 1")]
 _TopK = Annotated[int, Meta(ge=-1, description="a whole number >= -1")]
 _SEQUENCE_PARALLEL = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
@@ -58,12 +61,17 @@ _OF_KIND: tuple[tuple[Any, str], ...] = (
     (Count | None, f"""
         trainer.total_training_steps transfer_queue.backend.SimpleStorage.total_storage_size
         ray_kwargs.ray_init.num_cpus {_ROLLOUT}max_model_len {_VLLM}stream_interval
+        data.filter_overlong_prompts_workers
         {_ROLLOUT}log_prob_micro_batch_size_per_gpu {_ROLLOUT}log_prob_max_token_len_per_gpu
         {_REF}log_prob_micro_batch_size_per_gpu {_REF}log_prob_max_token_len_per_gpu
         {_ACTOR}ppo_micro_batch_size_per_gpu {_ACTOR}ppo_max_token_len_per_gpu"""),
-    (int, "trainer.save_freq trainer.test_freq trainer.critic_warmup data.train_max_samples data.val_max_samples"),
+    (int, f"""
+        trainer.save_freq trainer.test_freq trainer.critic_warmup data.train_max_samples data.val_max_samples
+        {_ACTOR}data_loader_seed"""),
     (int | None, f"trainer.max_actor_ckpt_to_keep trainer.max_critic_ckpt_to_keep {_KWARGS}max_resp_len"),
-    (NotNegative, f"{_MODEL}lora_rank {_MODEL}lora.rank {_ROLLOUT}nnodes data.dataloader_num_workers"),
+    (NotNegative, f"""
+        {_MODEL}lora_rank {_MODEL}lora.rank {_ROLLOUT}nnodes data.dataloader_num_workers
+        {_ROLLOUT}moe_load_balance_metrics_interval {_ROLLOUT}seed"""),
     (NotNegative | None, "data.val_batch_size data.seed"),
     (Positive, f"{_KWARGS}overlong_buffer_cfg.penalty_factor {_ROLLOUT}temperature"),
     (Positive, f"{_ACTOR}optim.clip_grad"),
@@ -81,19 +89,41 @@ _OF_KIND: tuple[tuple[Any, str], ...] = (
 SWITCHES: dict[str, Any] = dict.fromkeys(
     f"""
         trainer.val_before_train trainer.val_only data.shuffle data.validation_shuffle data.filter_overlong_prompts
-        algorithm.use_kl_in_reward algorithm.filter_groups.enable
+        algorithm.use_kl_in_reward algorithm.filter_groups.enable algorithm.use_pf_ppo critic.enable
         algorithm.norm_adv_by_std_in_grpo algorithm.rollout_correction.bypass_mode {_KWARGS}overlong_buffer_cfg.enable
+        algorithm.rollout_correction.rollout_is_batch_normalize {_REF}log_prob_use_dynamic_bsz
         {_ACTOR}use_kl_loss {_ACTOR}shuffle {_ACTOR}use_dynamic_bsz {_ACTOR}fsdp_config.param_offload
         {_ACTOR}fsdp_config.optimizer_offload {_ROLLOUT}enforce_eager {_ROLLOUT}free_cache_engine
+        {_ROLLOUT}disable_log_stats {_ROLLOUT}enable_chunked_prefill {_ROLLOUT}enable_prefix_caching
+        {_ROLLOUT}enable_rollout_routing_replay {_ROLLOUT}multi_turn.enable {_ROLLOUT}prometheus.enable
         {_ROLLOUT}val_kwargs.do_sample {_MODEL}enable_gradient_checkpointing {_MODEL}use_remove_padding
+        {_MODEL}use_fused_kernels {_MODEL}trust_remote_code {_MODEL}lora.merge {_MODEL}mtp.enable
+        {_MODEL}mtp.enable_rollout reward.reward_model.enable reward.reward_model.enable_resource_pool
     """.split(),
     bool | None,
 )
+TEXTS: dict[str, Any] = {
+    **dict.fromkeys([*CODE_OPTIONS, *FILE_OPTIONS, *PLACE_OPTIONS, *OUTPUT_OPTIONS], str | None),
+    **dict.fromkeys(
+        f"""
+            trainer.default_local_dir trainer.project_name trainer.experiment_name data.prompt_key {_MODEL}path
+            {_ROLLOUT}agent.default_agent_loop reward.custom_reward_function.name
+        """.split(),
+        _Text,
+    ),
+    **dict.fromkeys(["data.train_files", "data.val_files"], str | list[str]),
+    _MODEL + "external_lib": str | list[str] | None,
+    "ray_kwargs.ray_init.runtime_env.py_modules": list[str] | None,
+    "reward.sandbox_fusion.url": str | None,
+}
 NUMBERS: dict[str, Any] = {
     **{key: kind for kind, keys in _OF_KIND for key in keys.split()},
     **{model + name: Count for model in (_ACTOR, _REF) for name in _SEQUENCE_PARALLEL},
     **{model + name: Count for model in (_ACTOR, _REF, "critic.") for name in (*MEGATRON_SIZES, VEOMNI_SIZE)},
 }
+TYPES = NUMBERS | SWITCHES | TEXTS
+# Nodes of options that must stay such, parents first.
+NODES = [*dict.fromkeys(key[: dot.start()] for key in TYPES for dot in re.finditer(r"\.", key)), _ROLLOUT + "custom"]
 
 # verl's training engines that this recipe knows -> the strategies of each; `dp` is FSDP.
 TRAINING_ENGINES = {"dp": ("fsdp2", "fsdp"), "megatron": ("megatron",), "veomni": ("veomni",)}
@@ -197,16 +227,27 @@ def listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | ListConfig) else [value]
 
 
-def check_numbers(config: DictConfig) -> None:
-    """Refuse what is no number, or one that verl has no meaning for, and texts as switches: they would be found minutes
-    after the start, or never.
+def check_types(config: DictConfig) -> None:
+    """Refuse what is no number, or one that verl has no meaning for, texts as switches, whatever is no text, and a
+    value in place of a node of options: they would be found minutes after the start, or never.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    kinds = NUMBERS | SWITCHES
-    values = {key: OmegaConf.select(config, key, default=_ABSENT) for key in kinds}
-    check_each([partial(typed, kinds[key], value, key) for key, value in values.items() if value is not _ABSENT])
+    check_each([partial(_check_node, config, key) for key in NODES])
+    check_each([partial(_check_type, config, key, kind) for key, kind in TYPES.items()])
+
+
+def _check_node(config: DictConfig, key: str) -> None:
+    node = OmegaConf.select(config, key, default=_ABSENT)
+    if node is not _ABSENT and not isinstance(node, DictConfig):
+        raise ConfigError(key, node, NO_NODE)
+
+
+def _check_type(config: DictConfig, key: str, kind: Any) -> None:
+    value = OmegaConf.select(config, key, default=_ABSENT)
+    if value is not _ABSENT:
+        typed(kind, list(value) if isinstance(value, ListConfig) else value, key)
 
 
 def check_verl_options(config: DictConfig) -> None:

@@ -1,4 +1,5 @@
-"""What a checkpoint keeps of the rollout: its state, the state's plain form, and which checkpoints stay on the disk.
+"""What a checkpoint keeps of the rollout: its state, the state's plain form, what tells its data from others, and which
+checkpoints stay on the disk.
 
 The plain form is msgpack frames. The first one holds all but the prompt groups; a frame each follows for those that
 wait, are deferred, buffered, carried. The dataclasses are the file's format, field by field, with arrays as bytes: what
@@ -11,12 +12,14 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from hashlib import blake2b
 from itertools import islice, pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
+from datasets import Dataset
 from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopOutput
 
@@ -50,6 +53,8 @@ class RolloutState:
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Int32, Float32 = Annotated[array, "i"], Annotated[array, "f"]
 PARTS = {"waiting": PromptGroup, "deferred": PromptGroup, "buffered": PromptGroup, "carried": CarriedGroup}
+
+_PROMPTS_READ = 64
 
 # Fields that no checkpoint holds: they name what lives in processes, or count a round's events, or say that a
 # checkpoint was read.
@@ -200,6 +205,18 @@ def _restore(group: PromptGroup) -> None:
         for output in trajectory.outputs or ():
             if not len(output.response_mask) == len(output.response_logprobs) == len(output.response_ids):
                 raise ValueError("tokens, mask and log-probs of an output differ in length")
+
+
+def prompts_in_words(data_set: Any, prompt_key: str) -> str:
+    """How many prompts a data set has, and a checksum of some, at equal distances: both tell it from another one. Empty
+    for a class of the user's that holds no table of them.
+    """
+    table = getattr(data_set, "dataframe", None)
+    if not isinstance(table, Dataset) or prompt_key not in table.column_names:
+        return ""
+    prompts = table.select_columns(prompt_key)
+    some = [prompts[row] for row in range(0, len(prompts), 1 + len(prompts) // _PROMPTS_READ)]
+    return f"{len(prompts):,} prompts, checksum {blake2b(repr(some).encode(), digest_size=4).hexdigest()}"
 
 
 class KeptCheckpoints:

@@ -118,7 +118,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
             over_sampling=self._over_sampling,
-            keeps_tokens=options.keeps_tokens and not options.is_consistent,
+            keeps_tokens=options.mixes_versions,
             stop_rule=options.stop_rule,
             staleness=self._staleness,
             new_uid=lambda: str(uuid4()),
@@ -259,15 +259,25 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def give_up_unfit(self, longest_tok: int) -> None:
         """Of a checkpoint: give groups up whose trajectories are longer than training takes now, or were scored without
-        the metric that groups are filtered by now. Else each resume would end at them.
+        the metric that groups are filtered by now: else each resume would end at them. Complete ones are given up, too,
+        where this run keeps none, or has no trajectory go on under another policy.
         """
-        unfit = store.longer_than(longest_tok, partition_id=store.TRAIN)
+        options, carried = self._options, self.pool.carried_uids
+
+        def is_unfit(tag: store.TrajectoryTag) -> bool:
+            is_mixed = tag["min_global_steps"] < tag["max_global_steps"]
+            return tag["seq_len"] > longest_tok or (is_mixed and not options.mixes_versions)
+
+        unfit = store.groups_with(is_unfit, carried, partition_id=store.TRAIN)
+        if options.draws_again:
+            unfit.update(carried)
         unfit.update(group.uid for group in self.pool.buffered if not self._fits(group, longest_tok))
         self.pool.note_unfit(unfit)
         if unfit:
             logger.warning(
                 "%d prompt groups of the checkpoint do not fit the options of this run, and are drawn again: responses "
-                "are too long, or were scored without algorithm.filter_groups.metric",
+                "are too long, were scored without algorithm.filter_groups.metric, or were kept by another "
+                "async_dapo.rollout_strategy or stop_rule",
                 len(unfit),
             )
 

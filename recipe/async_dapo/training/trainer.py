@@ -64,14 +64,14 @@ from ..core.mini_batches import balanced_order, rows_of_updates
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
-from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, saving
+from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_complete, read_pool, saving
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from . import one_update
 from .agreement import newest_tokens
-from .checkpoints import KeptCheckpoints, from_frames, to_frames
+from .checkpoints import KeptCheckpoints, from_frames, prompts_in_words, to_frames
 from .engine_manager import EngineManager
 from .importance_sampling import importance_metrics, importance_sums, truncated_weights
 from .metrics import fields_to_average
@@ -387,7 +387,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         folder = Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{self.global_steps}"
         try:
             replays = self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
-            with saving(folder, to_frames(self.replay_buffer.state()), has_routes=replays):
+            frames = to_frames(self.replay_buffer.state())
+            with saving(folder, frames, has_routes=replays, prompts=self._prompts_in_words()):
                 super()._save_checkpoint()
         except (OSError, RuntimeError) as error:  # torch's says nothing of a full disk
             is_there = folder.parent.exists()
@@ -420,5 +421,16 @@ class AsyncDAPOTrainer(PPOTrainer):
         log_phase(f"resumed from {folder}: step {self.global_steps + 1} is next")
         store.forget_all_but(self.replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
         self.replay_buffer.give_up_unfit(longest_trained_tok(self.config))
+        then, now = read_complete(folder).prompts, self._prompts_in_words()
+        if then and then != now:
+            logger.warning(
+                "data.train_files has %s, and the checkpoint's run had %s: other prompts follow, from the place of the "
+                "data loader on; groups that are kept have theirs. Resume with its data, unless that is meant",
+                now or "a class of its own",
+                then,
+            )
         if is_own:  # one that was named stays, and those beside it
             self._checkpoints.resumed(self.global_steps)
+
+    def _prompts_in_words(self) -> str:
+        return prompts_in_words(self.train_dataset, self.config.data.prompt_key)

@@ -46,7 +46,7 @@ class Check:
 
     def run(self) -> None:
         options, results = self._options, self._results
-        results.begin("1. machine")
+        results.begin(machine.THEME)
         verdicts = machine.look(options.device, gpus=options.gpus, output=options.output)
         for name, verdict in verdicts.items():
             results.add(name, verdict)
@@ -64,10 +64,12 @@ class Check:
                 check()
 
     def _training(self) -> None:
-        for case in training.cases(self._options.device):
+        for case in training.CASES:
             if case.name not in (self._options.cases or [case.name]):
                 continue
-            if case.package and find_spec(case.package) is None:
+            if case.on_gpus_only and self._options.is_cpu:
+                self._results.add(case.name, skipped("on GPUs only"))
+            elif case.package and find_spec(case.package) is None:
                 self._results.add(case.name, skipped(f"needs a package; run: pip install {SUFFIX_PACKAGE}"))
             else:
                 self._train(case)
@@ -139,7 +141,7 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine to check; theme 4 needs two or more")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: check what a CPU can")
     parser.add_argument("--only", type=int, choices=range(2, 5), metavar="N", help="beside theme 1 only theme N")
-    cases = [case.name for case in training.cases("cuda")]
+    cases = [case.name for case in training.CASES]
     parser.add_argument("--cases", nargs="+", choices=cases, metavar="CASE", help=f"of theme 2 only {', '.join(cases)}")
     parser.add_argument("--model", type=Path, help="folder of a model to check with, instead of one made here")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs of the engine in theme 3")

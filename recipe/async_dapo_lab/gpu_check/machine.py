@@ -19,6 +19,7 @@ from ...async_dapo.config.values import ConfigError
 from ...async_dapo.runtime.verl_version import check_versions
 from .verdicts import Verdict, failed, first_failure, passed, skipped
 
+THEME = "1. machine"
 GB = 1e9
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_CAPABILITY = (8, 0)  # bf16 and flash attention

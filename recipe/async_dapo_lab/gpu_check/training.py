@@ -77,6 +77,7 @@ class Case:
     bounds: FreshBounds | None = None  # None: the device's
     family: str = ""  # of `families.py`, in place of the model of all other cases
     is_compiled: bool = False  # by torch.compile, trainer and engine, as in a run of one's own
+    on_gpus_only: bool = False
     steps: int = STEPS
 
 
@@ -84,26 +85,24 @@ STOP_LIMIT_S = 5.0  # a stop takes some engine steps; longer, and it waits for s
 LEAST_ESS = 0.5  # after two small updates; lower, and old tokens are corrected wrongly
 
 
-def cases(device: str) -> Iterator[Case]:
-    """Those of one GPU, or of the CPU."""
-    yield Case(name="partial")
-    yield Case(name="drafts", package="arctic_inference", overrides=("async_dapo.drafts=suffix",))
-    replay = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
-    yield Case(name="experts", family="experts", overrides=(replay,))
-    yield Case(name="images", family="images", bounds=OF_PICTURES)
-    if device == "cpu":
-        return
-    fp8 = "++actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype=fp8"
-    yield Case(name="FP8 cache", overrides=(fp8,), bounds=OF_FP8)
-    for strategy in ("discard", "partial_stale_kv", "consistent"):
-        yield Case(name=strategy, strategy=strategy)
-    yield Case(name="partial_stale_kv, host memory", strategy="partial_stale_kv", host_kv_gib=4.0)
-    off = "++actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=False"
-    yield Case(name="partial, no async scheduling", overrides=(off,))
-    yield Case(name="partial, first model runner", environment={"VLLM_USE_V2_MODEL_RUNNER": "0"})
-    yield Case(name="partial, compiled", is_compiled=True)
-
-
+_VLLM = "++actor_rollout_ref.rollout.engine_kwargs.vllm"
+# Those of one GPU, or of the CPU.
+CASES = (
+    Case(name="partial"),
+    Case(name="drafts", package="arctic_inference", overrides=("async_dapo.drafts=suffix",)),
+    Case(
+        name="experts",
+        family="experts",
+        overrides=("actor_rollout_ref.rollout.enable_rollout_routing_replay=True",),
+    ),
+    Case(name="images", family="images", bounds=OF_PICTURES),
+    Case(name="partial_stale_kv, host memory", strategy="partial_stale_kv", host_kv_gib=4.0),
+    Case(name="FP8 cache", overrides=(f"{_VLLM}.kv_cache_dtype=fp8",), bounds=OF_FP8, on_gpus_only=True),
+    *(Case(name=name, strategy=name, on_gpus_only=True) for name in ("discard", "partial_stale_kv", "consistent")),
+    Case(name="partial, no async scheduling", overrides=(f"{_VLLM}.async_scheduling=False",), on_gpus_only=True),
+    Case(name="partial, first model runner", environment={"VLLM_USE_V2_MODEL_RUNNER": "0"}, on_gpus_only=True),
+    Case(name="partial, compiled", is_compiled=True, on_gpus_only=True),
+)
 # Those of two GPUs. On GPUs they use NCCL between ranks, on a CPU gloo.
 OF_TWO = (
     Case(name="tensor parallel 2", gpus=2, tensor_parallel_size=2),
@@ -261,7 +260,7 @@ def overrides(case: Case, assets: Assets, model: Path, *, device: str, folder: P
         assets=assets, output=folder, ray_folder=ray_folder, steps=case.steps, seed=0, engines=case.gpus
     )
     own = verl_overrides(settings) if device == "cpu" else (*run_overrides(settings), *_case_overrides(case))
-    local = "++actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp"
+    local = f"{_VLLM}.distributed_executor_backend=mp"
     return [
         *own,
         *([local] if device == "cpu" and case.tensor_parallel_size > 1 else []),
@@ -273,6 +272,7 @@ def overrides(case: Case, assets: Assets, model: Path, *, device: str, folder: P
         "trainer.logger=[console,file]",
         f"async_dapo.report_dir={quoted(folder)}",
         *(_family_overrides(assets) if case.family else []),
+        *(_host_kv_overrides(case.host_kv_gib) if case.host_kv_gib else []),
         *case.overrides,
     ]
 
@@ -296,7 +296,7 @@ def gpu_overrides(
     yield f"{rollout}.max_model_len={prompt_tok + response_tok}"
     if not is_compiled:
         graphs = ",".join(f"{key}:{value}" for key, value in GRAPHS.items())
-        yield f"++{rollout}.engine_kwargs.vllm.compilation_config={{{graphs}}}"
+        yield f"{_VLLM}.compilation_config={{{graphs}}}"
         yield f"{actor}.use_torch_compile=False"
         yield f"{actor}.fsdp_config.use_torch_compile=False"
 
@@ -320,5 +320,12 @@ def _case_overrides(case: Case) -> Iterator[str]:
     yield "actor_rollout_ref.actor.optim.lr=1e-5"
     yield f"{rollout}.gpu_memory_utilization=0.4"
     yield f"{rollout}.max_num_seqs=256"
-    yield f"{rollout}.free_cache_engine={case.strategy != 'partial_stale_kv' or bool(case.host_kv_gib)}"
-    yield f"async_dapo.host_kv_gib={case.host_kv_gib or 'null'}"
+    yield f"{rollout}.free_cache_engine={case.strategy != 'partial_stale_kv'}"
+
+
+def _host_kv_overrides(gib: float) -> Iterator[str]:
+    """Of engines that sleep, on a CPU too, and whose KV stays."""
+    yield f"async_dapo.host_kv_gib={gib}"
+    yield "actor_rollout_ref.rollout.free_cache_engine=True"
+    yield "++actor_rollout_ref.rollout.enable_sleep_mode=True"
+    yield f"{_VLLM}.block_size=16"  # as on a GPU; on a CPU a block is longer than most answers, and whole ones are kept
