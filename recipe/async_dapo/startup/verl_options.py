@@ -36,7 +36,8 @@ _VLLM = _ROLLOUT + "engine_kwargs.vllm."
 
 _Rate = Annotated[float, Meta(ge=0, description="a number >= 0")]
 _Finite = Annotated[float, Meta(ge=-1e9, le=1e9, description="a number")]
-_Text = Annotated[str, Meta(min_length=1, description="text that is not empty (a number in quotes of its own: '\"7\"')")]
+_TEXT = "text that is not empty (a number in quotes of its own: '\"7\"')"
+_Text = Annotated[str, Meta(min_length=1, description=_TEXT)]
 _AboveOne = Annotated[float, Meta(gt=1, description="a number > 1")]
 _TopK = Annotated[int, Meta(ge=-1, description="a whole number >= -1")]
 _SEQUENCE_PARALLEL = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
