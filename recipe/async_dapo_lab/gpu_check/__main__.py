@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...async_dapo.config.values import SUFFIX_PACKAGE
 from ..quickstart.activation import cpu_environment
 from ..quickstart.supervision import exit_on_signals
 from . import machine, speed, training
@@ -70,7 +69,7 @@ class Check:
             if case.on_gpus_only and self._options.is_cpu:
                 self._results.add(case.name, skipped("on GPUs only"))
             elif case.package and find_spec(case.package) is None:
-                self._results.add(case.name, skipped(f"needs a package; run: pip install {SUFFIX_PACKAGE}"))
+                self._results.add(case.name, skipped(f"needs a package; run: pip install {training.PACKAGES[case.package]}"))
             else:
                 self._train(case)
 

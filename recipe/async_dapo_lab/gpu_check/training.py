@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from ...async_dapo.config.values import SUFFIX_PACKAGE
 from ...async_dapo.record import keys
 from ..quickstart.activation import run_environment
 from ..quickstart.model_and_data import Assets
@@ -73,7 +74,8 @@ class Case:
     environment: dict[str, str] = field(default_factory=dict)
     kills_an_engine: bool = False  # after its first step
     host_kv_gib: float | None = None  # in which KV outlives the sleep of engines
-    package: str = ""  # without which it cannot run
+    package: str = ""  # without which it cannot run, one of `PACKAGES`
+    training_engine: str = "dp"  # of verl: FSDP
     bounds: FreshBounds | None = None  # None: the device's
     family: str = ""  # of `families.py`, in place of the model of all other cases
     is_compiled: bool = False  # by torch.compile, trainer and engine, as in a run of one's own
@@ -86,6 +88,8 @@ LEAST_ESS = 0.5  # after two small updates; lower, and old tokens are corrected 
 
 
 _VLLM = "++actor_rollout_ref.rollout.engine_kwargs.vllm"
+# Name in Python -> what pip installs.
+PACKAGES = {"arctic_inference": SUFFIX_PACKAGE, "megatron": "'verl[megatron]'", "veomni": "veomni"}
 # Those of one GPU, or of the CPU.
 CASES = (
     Case(name="partial"),
@@ -102,6 +106,8 @@ CASES = (
     Case(name="partial, no async scheduling", overrides=(f"{_VLLM}.async_scheduling=False",), on_gpus_only=True),
     Case(name="partial, first model runner", environment={"VLLM_USE_V2_MODEL_RUNNER": "0"}, on_gpus_only=True),
     Case(name="partial, compiled", is_compiled=True, on_gpus_only=True),
+    Case(name="Megatron", package="megatron", training_engine="megatron", on_gpus_only=True),
+    Case(name="VeOmni", package="veomni", training_engine="veomni", on_gpus_only=True),
 )
 # Those of two GPUs. On GPUs they use NCCL between ranks, on a CPU gloo.
 OF_TWO = (
@@ -271,6 +277,7 @@ def overrides(case: Case, assets: Assets, model: Path, *, device: str, folder: P
         "trainer.test_freq=-1",
         "trainer.logger=[console,file]",
         f"async_dapo.report_dir={quoted(folder)}",
+        f"model_engine={case.training_engine}",
         *(_family_overrides(assets) if case.family else []),
         *(_host_kv_overrides(case.host_kv_gib) if case.host_kv_gib else []),
         *case.overrides,
@@ -278,16 +285,22 @@ def overrides(case: Case, assets: Assets, model: Path, *, device: str, folder: P
 
 
 def gpu_overrides(
-    *, prompt_tok: int, response_tok: int, trained_at_once_tok: int, is_compiled: bool = False
+    *,
+    prompt_tok: int,
+    response_tok: int,
+    trained_at_once_tok: int,
+    is_compiled: bool = False,
+    has_fsdp: bool = True,
 ) -> Iterator[str]:
     """The reference script's way of training: dynamic batches, remove padding, flash attention if it is installed."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     yield f"data.max_prompt_length={prompt_tok}"
     yield f"data.max_response_length={response_tok}"
     yield f"reward.custom_reward_function.path={quoted(Path(reward.__file__))}"
-    yield f"{actor}.strategy=fsdp2"
+    if has_fsdp:
+        yield f"{actor}.strategy=fsdp2"
     yield "actor_rollout_ref.model.use_remove_padding=True"
-    if find_spec("flash_attn") is None:
+    if has_fsdp and find_spec("flash_attn") is None:
         yield "++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
     yield f"{actor}.use_dynamic_bsz=True"
     yield f"{actor}.ppo_max_token_len_per_gpu={trained_at_once_tok}"
@@ -297,6 +310,7 @@ def gpu_overrides(
     if not is_compiled:
         graphs = ",".join(f"{key}:{value}" for key, value in GRAPHS.items())
         yield f"{_VLLM}.compilation_config={{{graphs}}}"
+    if has_fsdp and not is_compiled:
         yield f"{actor}.use_torch_compile=False"
         yield f"{actor}.fsdp_config.use_torch_compile=False"
 
@@ -316,6 +330,7 @@ def _case_overrides(case: Case) -> Iterator[str]:
         response_tok=_MAX_RESPONSE_TOK,
         trained_at_once_tok=8 * longest_tok,
         is_compiled=case.is_compiled,
+        has_fsdp=case.training_engine == "dp",
     )
     yield "actor_rollout_ref.actor.optim.lr=1e-5"
     yield f"{rollout}.gpu_memory_utilization=0.4"
