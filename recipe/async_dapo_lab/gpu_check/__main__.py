@@ -69,7 +69,8 @@ class Check:
             if case.on_gpus_only and self._options.is_cpu:
                 self._results.add(case.name, skipped("on GPUs only"))
             elif case.package and find_spec(case.package) is None:
-                self._results.add(case.name, skipped(f"needs a package; run: pip install {training.PACKAGES[case.package]}"))
+                needed = training.PACKAGES[case.package]
+                self._results.add(case.name, skipped(f"needs a package; run: pip install {needed}"))
             else:
                 self._train(case)
 
