@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from recipe.async_dapo_lab.gpu_check.machine import THEME
+from recipe.async_dapo_lab.gpu_check.verdicts import Status
 from recipe.async_dapo_lab.plan.calibration import calibrate
 
 ASSETS = Path(__file__).parents[2] / "assets" / "gpu"
@@ -28,9 +29,9 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def found(file: Path) -> Iterator[str]:
-    """A line for each training and speed of one `gpu_check`."""
+    """A line for each training and speed of one `gpu_check`, and for what the machine lacks."""
     for check in json.loads(file.read_text("utf-8"))["checks"]:
-        if check["theme"] != THEME:
+        if check["theme"] != THEME or check["status"] == Status.FAIL:
             yield f"{check['status']} {check['check']}: {check['found']}"
 
 

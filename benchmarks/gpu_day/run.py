@@ -78,8 +78,9 @@ def run(part: Part, *, device: str, output: Path, limit_s: float) -> dict[str, A
     work = output.with_name("work")
     folder = work / RunsFile.folder_name({"part": part.name})
     folder.mkdir(parents=True, exist_ok=True)
-    for file in part.brings:
-        (folder / file).unlink(missing_ok=True)  # of an earlier run
+    for file, name in part.brings.items():
+        for old in (folder / file, output / name):
+            old.unlink(missing_ok=True)  # of an earlier run
     module, *arguments = part.command
     places = ("--output", str(folder if part.brings else output), "--timeout-s", str(limit_s - 2 * ENDING_S))
     began_s, log = time.monotonic(), folder / "part.log"

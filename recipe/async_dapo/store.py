@@ -230,10 +230,16 @@ def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:
         tq.kv_clear(keys=keys, partition_id=partition_id)
 
 
-def groups_with(is_meant: Callable[[TrajectoryTag], bool], uids: Collection[str], *, partition_id: str) -> set[str]:
-    """Those of the given groups with a trajectory of which that is true."""
+def groups_with(
+    is_meant: Callable[[Sequence[TrajectoryTag]], bool], uids: Collection[str], *, partition_id: str
+) -> set[str]:
+    """Those of the given groups with a trajectory of whose outputs that is true."""
     batch = batch_of(uids, partition_id=partition_id)
-    return {key.split("_")[0] for key, tag in zip(batch.keys, batch.tags, strict=True) if is_meant(tag)}
+    tags: dict[tuple[str, str], list[TrajectoryTag]] = {}
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        uid, session, *_ = key.split("_")
+        tags.setdefault((uid, session), []).append(tag)
+    return {uid for (uid, _), outputs in tags.items() if is_meant(outputs)}
 
 
 def check_cpus(config: DictConfig) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains Qwen3-30B-A3B-Base, a mixture of experts, with DAPO and early-stopped rollouts; Megatron computes the updates.
-# Needs two or more nodes of 8 GPUs with 80 GB, and verl[megatron] on each: Transformer Engine and Apex, too. Nobody has
-# run this script on GPUs yet: its options pass the checks.
+# Needs two or more nodes of 8 GPUs with 80 GB, and on each what verl[megatron] names, with Transformer Engine and
+# NVIDIA's Apex. Nobody has run this script on GPUs yet: its options pass the checks.
 #
 #   DATA_HOME=/shared/data CKPTS_DIR=/shared/checkpoints RAY_ADDRESS=10.0.0.1:6379 bash test_qwen3_30b_a3b.sh
 #

@@ -5,8 +5,9 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import PIL.Image
 import pytest
-from datasets import Dataset
+from datasets import Dataset, Features, Image
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
@@ -137,10 +138,10 @@ def stored(seq_len: int, *versions: int) -> store.TrajectoryTag:
     [
         ("rollout_strategy=partial", []),
         ("rollout_strategy=partial stop_rule=fifo", []),
-        ("rollout_strategy=consistent", ["mixed"]),
-        ("rollout_strategy=discard stop_rule=drain", ["mixed"]),
-        ("rollout_strategy=discard", ["mixed", "old", "siblings"]),
-        ("max_staleness=0", ["mixed", "old", "siblings"]),
+        ("rollout_strategy=consistent", ["mixed", "turns"]),
+        ("rollout_strategy=discard stop_rule=drain", ["mixed", "turns"]),
+        ("rollout_strategy=discard", ["mixed", "old", "siblings", "turns"]),
+        ("max_staleness=0", ["mixed", "old", "siblings", "turns"]),
     ],
 )
 def test_given_surplus_groups_that_this_strategy_keeps_none_of_when_loaded_then_they_are_drawn_again(
@@ -152,18 +153,28 @@ def test_given_surplus_groups_that_this_strategy_keeps_none_of_when_loaded_then_
         f"{uid}_{k}_0": stored(4, *one) for uid, both in versions.items() for k, one in enumerate(both)
     }
     tags["old"] = {"status": "finished"}  # a marker as verl makes them
+    tags |= {"turns_0_0": stored(4, 1), "turns_0_1": stored(4, 2)}  # outputs of one trajectory
     valid = [
-        GroupOutcome(prompt_uid=uid, verdict=Verdict.VALID, oldest_version=1, newest_version=2) for uid in versions
+        GroupOutcome(prompt_uid=uid, verdict=Verdict.VALID, oldest_version=1, newest_version=2)
+        for uid in (*versions, "turns")
     ]
     carried = [CarriedGroup.of(scored(one.prompt_uid, tokens=1, acc=1.0), one) for one in valid]
-    state = PoolState(waiting=(), buffered=(), carried=tuple(carried), ledger=Ledger(drawn=3))
+    state = PoolState(waiting=(), buffered=(), carried=tuple(carried), ledger=Ledger(drawn=4))
     monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: {partition_id: tags})
     resumed = buffer(run, *(f"async_dapo.{option}" for option in options.split()))
     resumed.restore(from_frames(to_frames(RolloutState(pool=state))))
     resumed.give_up_unfit(64)
     assert sorted(resumed.pool.retire(3)[0]) == given_up
     ledger = resumed.pool.check_ledger()
-    assert ledger["retired"] == ledger["waiting"] == len(given_up) == 3 - ledger["buffered"]
+    assert ledger["retired"] == ledger["waiting"] == len(given_up) == 4 - ledger["buffered"]
+
+
+def test_given_prompts_with_pictures_when_named_again_then_their_words_are_the_same() -> None:
+    """A picture that is opened is told from others by where it lies in memory."""
+    pictures = [PIL.Image.new("RGB", (8, 8), (k, 0, 0)) for k in range(3)]
+    rows = Dataset.from_dict({"prompt": pictures}, features=Features({"prompt": Image()}))
+    said = [prompts_in_words(SimpleNamespace(dataframe=rows), "prompt") for _ in range(5)]
+    assert len(set(said)) == 1 and "3 prompts" in said[0]
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -280,6 +280,8 @@ def typed(kind: Any, value: Any, key: str, *, strict: bool = True) -> Any:
     except msgspec.ValidationError:
         choices = [choice for one in alternatives(kind) if _is_choice(one) for choice in one]
         remedy = f"must be {', or '.join(map(_in_words, alternatives(kind)))}{did_you_mean(value, choices)}"
+        if isinstance(value, str) and bool in alternatives(kind):
+            remedy += ", not text; of a variable of the environment: ${oc.decode:${oc.env:NAME}}"
         raise ConfigError(key, value, remedy) from None
 
 

@@ -107,11 +107,12 @@ TEXTS: dict[str, Any] = {
     **dict.fromkeys([*CODE_OPTIONS, *FILE_OPTIONS, *PLACE_OPTIONS, *OUTPUT_OPTIONS], str | None),
     **dict.fromkeys(
         f"""
-            trainer.default_local_dir trainer.project_name trainer.experiment_name data.prompt_key {_MODEL}path
-            {_ROLLOUT}agent.default_agent_loop reward.custom_reward_function.name
+            trainer.default_local_dir trainer.project_name data.prompt_key {_MODEL}path
+            {_ROLLOUT}agent.default_agent_loop
         """.split(),
         _Text,
     ),
+    **dict.fromkeys(["trainer.experiment_name", "reward.custom_reward_function.name"], _Text | None),
     **dict.fromkeys(["data.train_files", "data.val_files"], str | list[str]),
     _MODEL + "external_lib": str | list[str] | None,
     "ray_kwargs.ray_init.runtime_env.py_modules": list[str] | None,
@@ -125,6 +126,7 @@ NUMBERS: dict[str, Any] = {
 TYPES = NUMBERS | SWITCHES | TEXTS
 # Nodes of options that must stay such, parents first.
 NODES = [*dict.fromkeys(key[: dot.start()] for key in TYPES for dot in re.finditer(r"\.", key)), _ROLLOUT + "custom"]
+MAY_BE_NULL = ("reward.sandbox_fusion", "reward.reward_manager.module")  # of these, for verl
 
 # verl's training engines that this recipe knows -> the strategies of each; `dp` is FSDP.
 TRAINING_ENGINES = {"dp": ("fsdp2", "fsdp"), "megatron": ("megatron",), "veomni": ("veomni",)}
@@ -241,7 +243,7 @@ def check_types(config: DictConfig) -> None:
 
 def _check_node(config: DictConfig, key: str) -> None:
     node = OmegaConf.select(config, key, default=_ABSENT)
-    if node is not _ABSENT and not isinstance(node, DictConfig):
+    if not (node is _ABSENT or isinstance(node, DictConfig) or (node is None and key in MAY_BE_NULL)):
         raise ConfigError(key, node, NO_NODE)
 
 

@@ -4,7 +4,7 @@ When a step cannot have enough valid groups, it raises errors that name the caus
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -264,9 +264,11 @@ class RoundReplayBuffer(ReplayBuffer):
         """
         options, carried = self._options, self.pool.carried_uids
 
-        def is_unfit(tag: store.TrajectoryTag) -> bool:
-            is_mixed = tag["min_global_steps"] < tag["max_global_steps"]
-            return tag["seq_len"] > longest_tok or (is_mixed and not options.mixes_versions)
+        def is_unfit(outputs: Sequence[store.TrajectoryTag]) -> bool:
+            oldest = min(tag["min_global_steps"] for tag in outputs)
+            newest = max(tag["max_global_steps"] for tag in outputs)
+            is_long = any(tag["seq_len"] > longest_tok for tag in outputs)
+            return is_long or (oldest < newest and not options.mixes_versions)
 
         unfit = store.groups_with(is_unfit, carried, partition_id=store.TRAIN)
         if options.draws_again:

@@ -424,8 +424,9 @@ class AsyncDAPOTrainer(PPOTrainer):
         then, now = read_complete(folder).prompts, self._prompts_in_words()
         if then and then != now:
             logger.warning(
-                "data.train_files has %s, and the checkpoint's run had %s: other prompts follow, from the place of the "
-                "data loader on; groups that are kept have theirs. Resume with its data, unless that is meant",
+                "the training data have %s, and the checkpoint's run had %s: other prompts follow, from the place of "
+                "the data loader on; groups that are kept have theirs. Resume with its data.train_files, "
+                "data.max_prompt_length and data.train_max_samples, unless that is meant",
                 now or "a class of its own",
                 then,
             )
