@@ -24,8 +24,14 @@ Positive = Annotated[float, Meta(gt=0, description="a number > 0")]
 Seconds = Annotated[float, Meta(gt=0, le=1e6, description="a number > 0 and <= 1e6 [seconds]")]
 Share = Annotated[float, Meta(ge=0, le=1, description="a number in 0..1")]
 SomeShare = Annotated[float, Meta(gt=0, le=1, description="a number > 0 and <= 1")]
-_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", NoneType: "null"}
-_WORDS |= {list[str]: "a list of texts"}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "text",
+    list[str]: "a list of texts",
+    NoneType: "null",
+}
 NO_NODE = "must hold options; leave out the override that replaces them"
 
 
