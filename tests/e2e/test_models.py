@@ -32,7 +32,7 @@ SEPARATE = (
     "++ray_kwargs.ray_init.num_gpus=2",
     "ray_kwargs.ray_init.num_cpus=20",
 )
-# Of text alone. A round ends every answer but the long ones, whatever the speed. The next one goes on with these first,
+# A round ends every answer but the long ones, whatever the speed. The next one goes on with these first,
 # and ends them before any that begins in it.
 COLOCATED = (
     "actor_rollout_ref.rollout.agent.default_agent_loop=two_lengths",
@@ -45,9 +45,9 @@ LEAST_DRAFTED = 1.1  # tokens a step, of at most two; a random head's are 1.01
 @pytest.fixture(
     scope="module",
     params=[
-        (qwen2_5_vl, True, PICTURES_K3, ()),
+        (qwen2_5_vl, True, PICTURES_K3, COLOCATED),
         (qwen2_5_vl, True, PICTURES_K3, SEPARATE),
-        (qwen3_vl, True, PICTURES_K3, ()),
+        (qwen3_vl, True, PICTURES_K3, COLOCATED),
         (qwen3_moe, False, TEXT_K3, (*COLOCATED, "actor_rollout_ref.rollout.enable_rollout_routing_replay=True")),
         (glm4_moe, False, TEXT_K3, (*COLOCATED, "async_dapo.drafts=mtp")),
     ],

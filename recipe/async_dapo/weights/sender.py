@@ -9,6 +9,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ..runtime.garbage import collect_cycles_as_usual
 from .adapter import WeightSender
+from .position_ids import PositionsTrainingWorker
 from .route_replay import RouteReplay
 from .snapshots import WeightSnapshots
 
@@ -18,6 +19,7 @@ _FSDP = ("fsdp2", "fsdp")  # verl's other training engines have a router replay
 class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
     """verl's training worker, with this recipe's sender and snapshots."""
 
+    actor_worker_cls = ref_worker_cls = PositionsTrainingWorker
     rollout: Any
     snapshots: WeightSnapshots
 
