@@ -25,14 +25,17 @@ GRID = {
 }
 SIDES = {side_by_side.SYNC: "Of sync", side_by_side.SHORT_POLL: "Of colocate_async"}
 STEP, RATE = ["ratio", "lowest", "highest"], ["rate", "rate_lowest", "rate_highest"]
+DRAFTED = "partial, drafts"
 EQUAL_LIMITS = (
-    ("Step over colocate_async, short pause", side_by_side.SHORT_POLL, STEP, 0.7),
-    ("Step over colocate_async, short pause, with the same options", side_by_side.NO_PASS, STEP, 0.8),
+    ("Step over colocate_async, short pause", "partial", side_by_side.SHORT_POLL, STEP, 0.7),
+    ("Step over colocate_async, short pause, with the same options", "partial", side_by_side.NO_PASS, STEP, 0.8),
+    ("Step over colocate_async, short pause", DRAFTED, side_by_side.SHORT_POLL, STEP, 0.6),
+    ("Step over colocate_async, short pause, with the same drafts", DRAFTED, side_by_side.DRAFTS, STEP, 0.85),
 )
 DRAFT_LIMITS = (
-    ("Step over colocate_async, short pause", side_by_side.SHORT_POLL, STEP, 0.72),
-    ("Trained tokens/s over colocate_async, short pause", side_by_side.SHORT_POLL, RATE, 1.4),
-    ("Trained tokens/s over colocate_async with the same drafts", side_by_side.DRAFTS, RATE, 1.15),
+    ("Step over colocate_async, short pause", DRAFTED, side_by_side.SHORT_POLL, STEP, 0.72),
+    ("Trained tokens/s over colocate_async, short pause", DRAFTED, side_by_side.SHORT_POLL, RATE, 1.4),
+    ("Trained tokens/s over colocate_async with the same drafts", DRAFTED, side_by_side.DRAFTS, RATE, 1.15),
 )
 SEPARATE_PARTIAL = "separate, partial"  # of `side_by_side`
 REFERENCE_ROWS = (
@@ -121,38 +124,38 @@ def on_policy_measured() -> str:
 
 def drafts_measured() -> str:
     """With drafts, on the real stack: targets, over verl's colocate_async without and with the same; all systems."""
-    return _with_limits("drafts.csv", "partial, drafts", "`partial` with drafts", DRAFT_LIMITS)
+    return _with_limits("drafts.csv", DRAFT_LIMITS)
 
 
 def equals_measured() -> str:
-    """With verl's own way to leave the pass of log-probs out, on the real stack: in all pairs, counted or not."""
-    return _with_limits("one_update.csv", "partial", "`partial`", EQUAL_LIMITS, most_drift=1.0)
+    """With verl's own way to leave log-probs out, and with drafts, on the real stack: in all pairs, counted or not."""
+    return _with_limits("one_update.csv", EQUAL_LIMITS, most_drift=1.0)
 
 
 def _with_limits(
     file: str,
-    ours: str,
-    title: str,
-    limits: Sequence[tuple[str, str, list[str], float]],
+    limits: Sequence[tuple[str, str, str, list[str], float]],
     most_drift: float = side_by_side.MOST_DRIFT,
 ) -> str:
-    """One of our systems over verl's, in turns, beside its limits; then all systems."""
+    """Our systems over verl's, in turns, beside their limits; then all systems."""
     runs = side_by_side.read_runs(file=file)
     ratios = side_by_side.ratios(runs, most_drift).astype({"system": str, "base": str})
-    over = ratios[ratios["system"] == ours].set_index("base")
+    over = ratios.set_index(["system", "base"]).sort_index()
     rows = [
-        (what, pair["tail"], pair["repetitions"], limit, *pair[columns], _is_met(pair[columns[0]], limit, columns))
-        for what, base, columns, limit in limits
-        for _, pair in over.loc[[base]].iterrows()
+        (what, ours, int(pair["tail"]), int(pair["repetitions"]), limit, *pair[columns], _is_met(pair, limit, columns))
+        for what, ours, base, columns, limit in limits
+        for _, pair in over.loc[[(ours, base)]].iterrows()
     ]
-    targets = pd.DataFrame(rows, columns=[title, "Tail", "Pairs", "Limit", "Measured", "Lowest", "Highest", "Met"])
+    titles = ["Target", "System", "Tail", "Pairs", "Limit", "Measured", "Lowest", "Highest", "Met"]
+    targets = pd.DataFrame(rows, columns=titles)
     measures = ["Off-policy", "Accuracy after"]
     base = side_by_side.SHORT_POLL
     systems = _in_turns(runs, base, title="colocate_async", measures=measures, most_drift=most_drift)
     return f"{markdown(targets)}\n{markdown(systems)}\n{_bounds_of(runs)}.\n"
 
 
-def _is_met(measured: float, limit: float, columns: list[str]) -> str:
+def _is_met(pair: pd.Series, limit: float, columns: list[str]) -> str:
+    measured = pair[columns[0]]
     if pd.isna(measured):
         return "no pair counts"
     return "yes" if (measured <= limit if columns is STEP else measured >= limit) else "no"

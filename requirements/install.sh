@@ -6,6 +6,7 @@
 #                    (default: PyTorch's own)
 set -euo pipefail
 
+unset CDPATH # with it, `cd` prints
 requirements=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 venv=${1:?usage: install.sh VENV [CHANGES]}
 locks=("$requirements/cpu.txt" "${@:2}")

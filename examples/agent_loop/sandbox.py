@@ -1,7 +1,8 @@
 """An agent loop with a stateful environment: the model writes Python, and an interpreter runs it.
 
 The interpreter is a process that goes on from step to step of the training. Where it is gone, another one is given the
-same code again. It is a process and no more: what must not reach your files or network belongs into a container.
+same code again. Code that takes too long or ends its process is answered with that, and the next code meets a new
+process. It is a process and no more: what must not reach your files or network belongs into a container.
 """
 
 import asyncio
@@ -16,8 +17,11 @@ from recipe.async_dapo.calls import recorded
 from .dialogue import Dialogue
 
 TURNS = 4
-LIMIT_S = 10.0
-INTERPRETER = """
+LIMIT_S = 10.0  # for a piece of code
+MOST_CHARS = 2000  # of what a piece prints
+INTERPRETER = (
+    f"MOST_CHARS = {MOST_CHARS}"
+    + """
 import contextlib, io, json, os, queue, sys, threading
 
 def read():
@@ -25,17 +29,18 @@ def read():
         pieces.put(line)
     os._exit(0)  # the worker is gone: this ends, too, whatever it runs
 
-names, pieces = {}, queue.SimpleQueue()
+names, pieces = {"exit": sys.exit, "quit": sys.exit}, queue.SimpleQueue()  # Python's own wait for the line after it
 threading.Thread(target=read, daemon=True).start()
 while True:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         try:
             exec(json.loads(pieces.get()), names)
-        except Exception as error:
+        except BaseException as error:
             print(repr(error))
-    print(json.dumps(output.getvalue()), flush=True)
+    print(json.dumps(output.getvalue()[:MOST_CHARS]), flush=True)
 """
+)
 
 
 class Sandbox:
@@ -51,32 +56,48 @@ class Sandbox:
         """What the last piece of code printed; pieces that this process has not run yet are run before it."""
         self._is_busy = True
         try:
-            return await asyncio.wait_for(self._catch_up(), LIMIT_S)
+            printed = ""
+            while self._done < len(self.code):
+                printed = await self._run(self.code[self._done])
+                self._done += 1
+            return printed
         finally:
             self._is_busy = False
             if self._is_closed:
                 await self.close()
 
-    async def _catch_up(self) -> str:
+    async def _run(self, piece: str) -> str:
+        try:
+            return await asyncio.wait_for(self._ask(piece), LIMIT_S)
+        except TimeoutError:
+            what = f"it took more than {LIMIT_S:g} s"
+        except (OSError, ValueError):  # no answer, or none of the interpreter's
+            what = "it ended the interpreter"
+        await self._kill()
+        return f"{what}; a new interpreter takes its place"
+
+    async def _ask(self, piece: str) -> str:
         if self.process is None:
             pipe = asyncio.subprocess.PIPE
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-c", INTERPRETER, stdin=pipe, stdout=pipe
             )
         assert self.process.stdin is not None and self.process.stdout is not None
-        printed = b'""'
-        while self._done < len(self.code):
-            self.process.stdin.write((json.dumps(self.code[self._done]) + "\n").encode())
-            printed = await self.process.stdout.readline()
-            self._done += 1
-        return json.loads(printed)
+        self.process.stdin.write((json.dumps(piece) + "\n").encode())
+        return json.loads(await self.process.stdout.readline())
+
+    async def _kill(self) -> None:
+        process, self.process = self.process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+        if process is not None:
+            await process.communicate()
 
     async def close(self) -> None:
         """A call that is under way when the loop ends goes on, and ends the process."""
         self._is_closed = True
-        if self.process is not None and not self._is_busy and self.process.returncode is None:
-            self.process.kill()
-            await self.process.communicate()
+        if not self._is_busy:
+            await self._kill()
 
 
 class Coding(AgentLoopBase):
@@ -91,5 +112,7 @@ class Coding(AgentLoopBase):
                 if dialogue.turns == TURNS or dialogue.is_full:
                     return dialogue.output()
                 await dialogue.tell(await recorded(sandbox.output))
+                if dialogue.is_full:
+                    return dialogue.output()
         finally:
             await sandbox.close()

@@ -9,7 +9,7 @@
 #
 #   DATA_HOME, CKPTS_DIR   as in test_qwen3_8b.sh; both on a disk that all nodes share; required
 #   REPOSITORY             folder of this repository, the same on every node [where sbatch was called]
-#   VENV                   Python environment, the same on every node [REPOSITORY/.venv]
+#   VENV                   Python environment with the GPU builds, the same on every node; required
 #   TRAIN                  script that trains, from REPOSITORY [recipe/async_dapo/test_qwen3_8b.sh]
 #SBATCH --job-name=async-dapo
 #SBATCH --nodes=2
@@ -24,8 +24,9 @@ set -euo pipefail
 : "${DATA_HOME:?set DATA_HOME to the folder of the data, on a disk that all nodes share}"
 : "${CKPTS_DIR:?set CKPTS_DIR to a folder that all nodes share: each writes a part of every checkpoint}"
 : "${SLURM_JOB_ID:?submit it with sbatch}"
+: "${VENV:?set VENV to the Python environment of the GPU builds, on a disk that all nodes share}"
 repository=${REPOSITORY:-$SLURM_SUBMIT_DIR}
-export PATH="${VENV:-$repository/.venv}/bin:$PATH"
+export PATH="$VENV/bin:$PATH"
 
 # Two jobs of one cluster meet neither each other's Ray, as the port is the job's, nor each other's files.
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

@@ -14,17 +14,20 @@ if [[ ! $nnodes =~ ^[1-9][0-9]*$ ]]; then
   echo "$name: NNODES=$nnodes: must be a number >= 1" >&2
   exit 1
 fi
-rehearse=${REHEARSE:-0}
-if [[ ! $rehearse =~ ^[01]$ ]]; then
-  echo "$name: REHEARSE=$rehearse: must be 0 or 1" >&2
-  exit 1
-fi
-if ((nnodes > 1 && !rehearse)); then
+for flag in REHEARSE CHECK; do
+  if [[ ! ${!flag:-0} =~ ^[01]$ ]]; then
+    echo "$name: $flag=${!flag}: must be 0 or 1" >&2
+    exit 1
+  fi
+done
+rehearse=${REHEARSE:-0} check=${CHECK:-0}
+if ((nnodes > 1 && !rehearse && !check)); then
   : "${RAY_ADDRESS:?set RAY_ADDRESS to the head of a Ray cluster with NNODES nodes, for example 10.0.0.1:6379}"
   : "${CKPTS_DIR:?set CKPTS_DIR to a folder that all nodes share: each writes a part of every checkpoint}"
 fi
 
 # The recipe may have been copied anywhere, under any parent: modules are started as PARENT.FOLDER.NAME.
+unset CDPATH # with it, `cd` prints
 data_home=$(cd -- "$DATA_HOME" && pwd)
 ckpts_dir=$(realpath --canonicalize-missing -- "${CKPTS_DIR:-checkpoints}")
 if [[ -d $model_path ]]; then model_path=$(cd -- "$model_path" && pwd); fi
@@ -38,8 +41,8 @@ max_trajectory_tok=$((max_prompt_tok + max_response_tok))
 
 overrides=(
   # Data: the prompts of DAPO; AIME 2024 is validated 32 times per problem, as DAPO reports it.
-  data.train_files="$data_home/dapo-math-17k.parquet"
-  data.val_files="$data_home/aime-2024.parquet"
+  data.train_files="'$data_home/dapo-math-17k.parquet'"
+  data.val_files="'$data_home/aime-2024.parquet'"
   data.max_prompt_length="$max_prompt_tok"
   data.max_response_length="$max_response_tok"
   data.train_batch_size=512
@@ -74,7 +77,7 @@ overrides=(
   actor_rollout_ref.actor.optim.weight_decay=0.1
   actor_rollout_ref.actor.optim.clip_grad=1.0
 
-  actor_rollout_ref.model.path="$model_path"
+  actor_rollout_ref.model.path="'$model_path'"
 
   # Training memory: a micro batch packs two of the longest trajectories; entropy is computed in chunks, for the 152k words
   # of the head.
@@ -96,7 +99,7 @@ overrides=(
   actor_rollout_ref.rollout.val_kwargs.top_p=0.7
   actor_rollout_ref.rollout.val_kwargs.do_sample=True
 
-  # Run: 33 steps are an epoch. With trainer.total_training_steps these count instead of the epochs.
+  # Run: 33 steps count as an epoch, as in verl; the filter takes more prompts. With trainer.total_training_steps these count instead of the epochs.
   trainer.nnodes="$nnodes"
   trainer.n_gpus_per_node=8
   trainer.total_epochs=10
@@ -104,15 +107,16 @@ overrides=(
   trainer.test_freq=5
   trainer.save_freq=10
   trainer.max_actor_ckpt_to_keep=3
-  trainer.default_local_dir="$ckpts_dir/${run:?}"
+  trainer.default_local_dir="'$ckpts_dir/${run:?}'"
   trainer.project_name=async_dapo
   trainer.experiment_name="$run"
 )
 
-# start ARGUMENTS: train, or rehearse. Where the lab lies beside the recipe, training ends with a report page.
+# start ARGUMENTS: train, rehearse or check. Where the lab lies beside the recipe, training ends with a report page.
 start() {
-  local parent module
+  local parent recipe module
   parent=$(basename -- "$parent_dir")
+  recipe=$parent.$(basename -- "$recipe_dir")
   if ((rehearse)); then
     if [[ ! -d $parent_dir/async_dapo_lab ]]; then
       echo "$name: REHEARSE=1: needs the lab; copy async_dapo_lab beside $recipe_dir" >&2
@@ -120,9 +124,9 @@ start() {
     fi
     module=$parent.async_dapo_lab.rehearse
   elif [[ -d $parent_dir/async_dapo_lab ]]; then
-    module=$parent.async_dapo_lab.train
+    module=$parent.async_dapo_lab.$( ((check)) && echo check || echo train)
   else
-    module=$parent.$(basename -- "$recipe_dir").main_async_dapo
+    module=$recipe.$( ((check)) && echo check || echo main_async_dapo)
   fi
   exec python3 -m "$module" "${overrides[@]}" "$@"
 }

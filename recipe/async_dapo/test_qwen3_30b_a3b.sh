@@ -7,7 +7,7 @@
 #
 # Prepare the data with prepare_dapo_data.sh first. Arguments are further Hydra overrides. The environment decides, as
 # for test_qwen3_8b.sh: DATA_HOME, MODEL_PATH [Qwen/Qwen3-30B-A3B-Base], CKPTS_DIR (400 GB a checkpoint), NNODES [2],
-# RAY_ADDRESS, REHEARSE.
+# RAY_ADDRESS, CHECK, REHEARSE.
 set -euo pipefail
 model=Qwen/Qwen3-30B-A3B-Base run=qwen3-30b-a3b-base least_nodes=2
 # shellcheck source-path=SCRIPTDIR

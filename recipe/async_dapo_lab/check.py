@@ -5,19 +5,21 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ..async_dapo import check
 from ..async_dapo.config.options import gpus_per_engine, num_engines, training_gpus
 from ..async_dapo.config.values import ConfigError, Placement
 from .plan.costs import ServerConstants, kv_room_tok
 from .plan.hardware import load_model
+from .plan.inputs import KV_BYTES
 from .plan.model_size import ModelShape
 from .plan.trainer_memory import Gpu, TrainerMemory
-from .rehearsal.options import WITH_REHEARSAL, assumed_gpu
+from .rehearsal.options import KV_CACHE_DTYPE, WITH_REHEARSAL, assumed_gpu
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,13 +71,21 @@ def _model_of(config: DictConfig) -> ModelShape | None:
 
 
 def _kv_room(config: DictConfig, model: ModelShape, gpu: Gpu) -> str:
+    rollout = config.actor_rollout_ref.rollout
+    kv_bytes = KV_BYTES["fp8" if str(OmegaConf.select(rollout, KV_CACHE_DTYPE)).startswith("fp8") else "auto"]
+    model = replace(
+        model,
+        kv_bytes_per_token=kv_bytes * model.kv_bytes_per_token,
+        window_bytes_per_token=kv_bytes * model.window_bytes_per_token,
+    )
+    copies = 1 if model.experts else rollout.data_parallel_size  # experts may be shared out
     try:
-        room_tok = kv_room_tok(
+        room_tok = copies * kv_room_tok(
             model,
             gpu,
             ServerConstants(),
-            tensor_parallel_size=gpus_per_engine(config),
-            gpu_memory_utilization=config.actor_rollout_ref.rollout.gpu_memory_utilization,
+            tensor_parallel_size=gpus_per_engine(config) // copies,
+            gpu_memory_utilization=rollout.gpu_memory_utilization,
         )
     except ConfigError as error:
         return f": {error}"
@@ -108,11 +118,11 @@ def _memory_in_words(config: DictConfig, model: ModelShape, gpu: Gpu) -> str:
 def trainer_of(config: DictConfig, model: ModelShape) -> TrainerMemory:
     """The actor alone: a critic comes on top."""
     actor, options = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    fsdp = actor.fsdp_config
+    fsdp, gpus = actor.fsdp_config, training_gpus(config)
     longest_tok = config.data.max_prompt_length + config.data.max_response_length
     return TrainerMemory(
         parameters=model.parameters,
-        shards=fsdp.fsdp_size if fsdp.fsdp_size > 0 else training_gpus(config),
+        shards=fsdp.fsdp_size if 0 < fsdp.fsdp_size < gpus else gpus,
         layers=model.layers,
         hidden=model.hidden,
         vocabulary=model.vocabulary,

@@ -55,8 +55,21 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*valid_overrides(files), *(f"trainer.{option}" for option in trainer)]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of verl's data set
+def test_given_validation_in_parts_when_loaded_then_all_prompts_are_one_batch(valid):
+    """Of a part whose every trajectory failed nothing could be told."""
+    assert len(Loop(*valid, "data.val_batch_size=3").val_dataloader) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_given_fewer_prompts_than_a_batch_when_loaded_then_the_run_ends_with_their_number(valid):
+    """A class of the user's may make any number of them."""
+    with pytest.raises(ConfigError, match=r"^data.train_batch_size=25: there are 24 prompts to train on, fewer than"):
+        Loop(*valid, "data.train_batch_size=25")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("epochs", "steps", "resumed", "trained", "saved", "validated", "why"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tensordict import NonTensorStack, TensorDict
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -174,3 +174,9 @@ def check_rank(files: Path) -> None:
 def test_given_one_pass_when_a_step_is_trained_then_parameters_and_metrics_are_those_of_two(tmp_path, ranks):
     write_files(tmp_path)
     run_ranks(check_rank, tmp_path, ranks=ranks)
+
+
+def test_given_no_weights_when_their_threshold_is_a_band_then_its_upper_end_is_counted():
+    correction = {"rollout_is": None, "rollout_is_threshold": "0.5_5.0"}
+    config = OmegaConf.create({"algorithm": {"rollout_correction": correction}})
+    assert one_update.told(config, newest=1) == one_update.OneUpdate(weighs=False, threshold=5.0, newest=1)

@@ -11,7 +11,7 @@ import pytest
 import verl
 from verl.utils.checkpoint import fsdp_checkpoint_manager
 
-from recipe.async_dapo.startup.output_check import _RANKS
+from recipe.async_dapo.record.checkpoint_folder import _RANK_FILE
 from recipe.async_dapo.startup.verl_options import TRAINING_ENGINES
 
 VERL = Path(verl.__file__).parent
@@ -90,6 +90,6 @@ def test_routes_are_replayed_from_the_field_that_agent_loops_fill(engine):
 def test_fsdp_and_veomni_name_their_files_after_the_number_of_ranks():
     source = Path(fsdp_checkpoint_manager.__file__).read_text()
     [name] = {part for part in source.split('"') if part.startswith("model_world_size_")}
-    assert _RANKS.match(name.replace("{self.world_size}", "8").replace("{self.rank}", "0"))
+    assert _RANK_FILE.fullmatch(name.replace("{self.world_size}", "8").replace("{self.rank}", "0"))
     for engine in ("dp", "veomni"):
         assert "FSDPCheckpointManager(" in ast.unparse(method(engine, "initialize"))

@@ -17,6 +17,7 @@ from recipe.async_dapo.calls import RecordedError, call_id, recorded, unknown_ca
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.record.plain_values import MAX_DEPTH
 from recipe.async_dapo.rollout.agent_loops import KeptLoops
 
 from ..support.client_world import world
@@ -263,3 +264,19 @@ def test_given_more_results_than_the_journal_may_hold_then_the_trajectory_fails_
     one, other = simulate(outcome("one")), simulate(outcome("other"))
     assert (one.verdict, one.reason) == (Verdict.FAILED, "journal_full")
     assert one.cause == other.cause, "told once"
+
+
+@pytest.mark.parametrize("is_result", [False, True])
+async def test_given_calls_nested_too_deep_when_a_policy_has_written_them_then_the_group_fails_and_training_goes_on(
+    is_result: bool,
+) -> None:
+    deep: list[Any] = []
+    for _ in range(MAX_DEPTH):
+        deep = [deep]
+
+    async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        await (recorded(lambda: deep) if is_result else recorded(len, deep))
+        return finished(trajectory)
+
+    outcome = await outcome_of(rollout(loop), group())
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "nested_too_deep")

@@ -37,6 +37,25 @@ async def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_i
     await settle()
 
 
+async def test_given_a_loop_that_makes_a_call_as_it_cleans_up_when_it_is_ended_then_nothing_waits_for_a_round() -> None:
+    cleaned: list[str] = []
+
+    async def run() -> list[AgentLoopOutput]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            try:
+                await loop.next_round()
+            finally:
+                cleaned.append("yes")
+        return []
+
+    loop = agent_loops.KeptLoop(Recorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7"), run())
+    await settle()
+    await loop.end()
+    assert cleaned == ["yes"] and now_s() < 1.0
+
+
 class Stateful:
     keeps_state = True
 

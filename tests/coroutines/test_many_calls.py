@@ -12,10 +12,12 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 from recipe.async_dapo.calls import recorded
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.tools import TOOL_THREADS, recorded_tools
+from recipe.async_dapo.runtime.aio import LimitReached, within
 
 from ..support.rollout_world import Loop, finished, group, outcome_of, rollout, scores
 
 MANY = 2000
+MOST_OF_ASYNCIO = 2  # threads that are about to end
 PARAMETERS = {"type": "object", "properties": {}}
 SCHEMA = {"type": "function", "function": {"name": "tool", "description": "Waits.", "parameters": PARAMETERS}}
 
@@ -63,11 +65,11 @@ def test_given_thousands_of_trajectories_in_calls_at_once_then_none_takes_a_thre
     asyncio.run(main())
 
 
-def test_given_thousands_of_calls_of_a_plain_function_then_they_share_a_bounded_number_of_threads() -> None:
-    names = []
+def test_given_thousands_of_calls_of_a_plain_function_then_a_bounded_number_of_threads_run_at_once() -> None:
+    before, counts = threading.active_count(), []
 
     def look() -> str:
-        names.append(threading.current_thread().name)
+        counts.append(threading.active_count() - before)
         return "done"
 
     plain = tool(look, is_async=False)
@@ -77,5 +79,26 @@ def test_given_thousands_of_calls_of_a_plain_function_then_they_share_a_bounded_
         return finished(trajectory)
 
     asyncio.run(run_all(loop))
-    assert len(names) == MANY and len(set(names)) <= TOOL_THREADS
-    assert all(name.startswith("tool") for name in names)
+    assert len(counts) == MANY and max(counts) <= TOOL_THREADS + MOST_OF_ASYNCIO
+
+
+def test_given_functions_that_never_return_when_their_calls_are_given_up_then_others_run() -> None:
+    released = threading.Event()
+
+    def look(hangs: bool) -> str:
+        if hangs:
+            released.wait()
+        return "done"
+
+    async def main() -> None:
+        plain = tool(look, is_async=False)
+        hanging = [within(0.1, plain.call({"hangs": True})) for _ in range(TOOL_THREADS)]
+        ended = await asyncio.gather(*hanging, return_exceptions=True)
+        assert all(isinstance(one, LimitReached) for one in ended)
+        async with asyncio.timeout(30):
+            assert await plain.call({"hangs": False}) == "done"
+
+    try:
+        asyncio.run(main())
+    finally:
+        released.set()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mcp import Client
@@ -58,7 +59,7 @@ def paying(port: int, folder: Path, told: list[str]) -> Loop:
     async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         instance_id, _ = await tool.create(create_kwargs={})
         try:
-            response, _, _ = await tool.execute(instance_id, {"amount": 7}, agent_data=object())
+            response, _, _ = await tool.execute(instance_id, {"amount": 7}, agent_data=SimpleNamespace(extra_fields={}))
             told.append(response.text)
         finally:
             await tool.release(instance_id)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ class Till(BaseTool):
     ) -> tuple[ToolResponse, float, dict]:
         assert instance_id in self.open
         self.charged[call_id()] += 1
+        kwargs["agent_data"].extra_fields.setdefault("numbers", []).append(parameters["number"])
         await asyncio.sleep(self.takes_s)
         assert instance_id in self.open, "released under its call"
         return ToolResponse(text="thanks"), 0.5, {"paid": 1}
@@ -62,11 +64,12 @@ def lifecycle(tool: Any, times: int, told: list[Any]) -> Loop:
     """As verl's tool agent loop drives a tool; with `times` > 1 as one that keeps its instance."""
 
     async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        instance_id = None
+        instance_id, agent_data = None, SimpleNamespace(extra_fields={"turns": 1})
         try:
             instance_id, _ = await tool.create(create_kwargs={"currency": "EUR"})
             for number in range(times):
-                told.append(await tool.execute(instance_id, {"number": number}, agent_data=object()))
+                told.append(await tool.execute(instance_id, {"number": number}, agent_data=agent_data))
+                assert agent_data.extra_fields == {"turns": 1, "numbers": list(range(number + 1))}
         finally:
             if instance_id:
                 await tool.release(instance_id)

@@ -11,7 +11,8 @@ import psutil
 import pytest
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from examples.agent_loop.sandbox import Sandbox
+from examples.agent_loop import sandbox as sandbox_module
+from examples.agent_loop.sandbox import MOST_CHARS, Sandbox
 from recipe.async_dapo.calls import recorded
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
@@ -121,3 +122,34 @@ def test_given_code_that_never_ends_when_its_worker_is_killed_then_its_process_e
     worker.kill()
     worker.communicate()
     sandbox.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("piece", "answer"),
+    [
+        ("1 / 0", "ZeroDivisionError('division by zero')"),
+        ("exit()", "SystemExit()"),
+        ("print('a' * 10**6)", "a" * MOST_CHARS),
+        ("import os; os._exit(1)", "it ended the interpreter; a new"),
+        ("import sys; sys.__stdout__.write('no answer\\n')", "it ended the interpreter; a new"),
+        ("while True: pass", "it took more than 0.5 s; a new"),
+    ],
+)
+def test_given_any_code_when_it_runs_then_the_loop_has_an_answer_and_goes_on(
+    monkeypatch, piece: str, answer: str
+) -> None:
+    monkeypatch.setattr(sandbox_module, "LIMIT_S", 0.5 if "while" in piece else 30.0)
+
+    async def main() -> tuple[str, str]:
+        sandbox = Sandbox()
+        sandbox.code = [piece]
+        first = await sandbox.output()
+        monkeypatch.setattr(sandbox_module, "LIMIT_S", 30.0)
+        sandbox.code.append("print('on')")
+        try:
+            return first, await sandbox.output()
+        finally:
+            await sandbox.close()
+
+    first, second = asyncio.run(main())
+    assert first.startswith(answer) and second.strip() == "on"

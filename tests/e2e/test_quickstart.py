@@ -44,4 +44,4 @@ def test_given_the_quick_start_when_it_trains_then_filter_and_stop_act(summary):
 def test_given_compare_when_both_have_trained_then_one_is_measured_against_the_other(assets: Assets):
     folder, said = quick_start(assets, "compared", "--compare", "--steps", "3")
     assert "; measured " in said and "x of verl_sync" in said
-    assert 'id="all-seconds"' in Path(folder, "report.html").read_text()
+    assert 'id="side-by-side"' in Path(folder, "report.html").read_text()

@@ -31,6 +31,13 @@ def test_given_equal_lengths_then_the_best_throughput_is_that_of_the_largest_bat
     assert best_tokens_per_s(COST, lens_tok, prompt_len_tok=50, max_num_seqs=7) < rate
 
 
+def test_given_no_filter_or_one_answer_then_no_group_is_generated_in_vain() -> None:
+    setting = small_scenario()
+    alone = replace(setting, rollout_n=1)
+    assert bound_of(setting, filters=False).needed_tok < 0.9 * bound_of(setting).needed_tok
+    assert bound_of(alone) == bound_of(alone, filters=False)
+
+
 @pytest.mark.parametrize("name", ["sync", "partial", "discard"])
 def test_given_any_system_then_its_steps_take_at_least_the_bound_in_the_mean(name: str) -> None:
     setting = small_scenario()

@@ -80,7 +80,7 @@ def test_given_fewer_kv_heads_than_gpus_then_each_keeps_a_copy():
     [
         ("{", "JSON"),
         ('{"hidden_size": 64}', "num_hidden_layers"),
-        ('{"kv_lora_rank": 512}', "kv_bytes_per_token"),
+        ('{"kv_lora_rank": 512}', "latent attention is not modelled"),
     ],
 )
 def test_given_a_config_json_that_says_too_little_then_the_error_names_what_is_missing(tmp_path, config, words):
@@ -119,6 +119,8 @@ CONVOLUTIONS = {"layer_types": ["conv", "conv", "full_attention", "conv"] * 4}
 def test_a_config_json_says_of_layers_what_transformers_reads_in_it(kind, layers, config):
     shape = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100}
     config = shape | config | {"num_hidden_layers": layers, "num_experts_per_tok": 1, "model_type": kind}
-    size, kinds = shape_of(config, name=kind), CONFIG_MAPPING[kind](**config).layer_types
+    read = CONFIG_MAPPING[kind](**config)
+    size, kinds = shape_of(config, name=kind), read.layer_types
+    assert size.parameters == shape_of(config | {"tie_word_embeddings": read.tie_word_embeddings}, name=kind).parameters
     assert size.full_layers == kinds.count("full_attention")
     assert size.window_layers == kinds.count("sliding_attention")

@@ -12,7 +12,7 @@ from ..support.recorded_runs import recipe_step
 
 def test_a_healthy_step_gives_no_hint_and_has_every_metric_of_the_rules() -> None:
     step = recipe_step(1)
-    assert {rule.key for rule in RULES} - {VALIDATION_SHARE} <= step.keys() and len(RULES) == 11
+    assert {rule.key for rule in RULES} - {VALIDATION_SHARE} <= step.keys() and len(RULES) == 12
     assert hints(step) == []
 
 

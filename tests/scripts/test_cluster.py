@@ -39,7 +39,13 @@ def run(tmp_path: Path, *command: str, **environment: str) -> subprocess.Complet
     return subprocess.run(
         command,
         cwd=ROOT,
-        env={"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), **SLURM, **environment},
+        env={
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "VENV": str(folder.parent),
+            "SLURM_SUBMIT_DIR": str(tmp_path),
+            **SLURM,
+            **environment,
+        },
         capture_output=True,
         text=True,
         timeout=300,
@@ -117,8 +123,8 @@ def test_given_the_page_when_its_commands_are_run_word_for_word_then_each_starts
     assert check[1:] == ["-m", "recipe.async_dapo_lab.gpu_check", "--gpus", "8"]
     assert reference[:3] == own[:3] == ["at HEAD:6379", "-m", "recipe.async_dapo_lab.train"]
     assert {"trainer.nnodes=4", "trainer.n_gpus_per_node=8"} <= set(reference) & set(own)
-    assert f"actor_rollout_ref.model.path={tmp_path}/shared/Qwen3-8B-Base" in reference
-    assert f"trainer.default_local_dir={tmp_path}/shared/checkpoints/qwen3-8b-base" in reference
+    assert f"actor_rollout_ref.model.path='{tmp_path}/shared/Qwen3-8B-Base'" in reference
+    assert f"trainer.default_local_dir='{tmp_path}/shared/checkpoints/qwen3-8b-base'" in reference
     assert slurm[0] == "--ntasks=4" and slurm[-1] == f"nodes 4 in {tmp_path}"
     assert merge[2:4] == ["verl.model_merger", "merge"]
     starts = [shlex.split(code)[2:] for code in page("docs/cluster.md").code if code.startswith("ray start ")]

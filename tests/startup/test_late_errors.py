@@ -6,7 +6,7 @@ import pytest
 
 from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
 
-from ..support.composed_runs import refusal, rows, write_parquet
+from ..support.composed_runs import refusal, rows, write_lines, write_parquet
 
 ROLLOUT = "actor_rollout_ref.rollout."
 LOOPS, TOOLS = "agent.agent_loop_config_path", "multi_turn.function_tool_path"
@@ -44,8 +44,9 @@ def test_an_agent_loop_of_a_module_that_ray_ships_is_found_where_it_is(run, tmp_
     assert sys.path == before
 
 
-def test_an_agent_loop_that_the_data_names_is_looked_up(run, tmp_path):
-    data = write_parquet(tmp_path / "train.parquet", [row | {"agent_name": "my_agent"} for row in rows(16)])
+@pytest.mark.parametrize(("name", "write"), [("train.parquet", write_parquet), ("train.jsonl", write_lines)])
+def test_an_agent_loop_that_the_data_names_is_looked_up(run, tmp_path, name, write):
+    data = write(tmp_path / name, [row | {"agent_name": "my_agent"} for row in rows(16)])
     message = refusal(run, f"data.train_files={data}")
     assert message.startswith("data.train_files, column agent_name=my_agent: must be one of ")
 

@@ -1,6 +1,7 @@
 """The lab's check says what does not fit on the same GPUs, and the recipe's what a host has no room for."""
 
 import json
+import re
 import shutil
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -41,6 +42,17 @@ def an_80_gb_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80e9)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+
+
+def room_tok(config) -> int:
+    return int(re.search(r"room for ([\d,]+) tokens", in_words(config))[1].replace(",", ""))
+
+
+def test_given_an_fp8_cache_or_copies_of_a_model_then_an_engine_s_room_counts_them(on_gpus, an_80_gb_gpu):
+    vllm, parallel = "++actor_rollout_ref.rollout.engine_kwargs.vllm", "actor_rollout_ref.rollout.data_parallel_size=2"
+    one = room_tok(on_gpus())
+    assert room_tok(on_gpus(f"{vllm}.kv_cache_dtype=fp8")) == pytest.approx(2 * one, abs=2)
+    assert room_tok(on_gpus(parallel)) == 2 * one
 
 
 ALONE = ("trainer.n_gpus_per_node=1", *OFFLOADED)

@@ -60,6 +60,14 @@ def test_given_pictures_when_packages_or_processor_are_missing_then_they_are_nam
     assert "transformers finds no processor that it can load" in message
 
 
+def test_given_adapters_of_a_vision_tower_when_checked_then_they_are_refused(run, families):
+    """Of what vLLM leaves out and of what verl does not merge engines would know nothing."""
+    named = (*overrides(families["qwen2_5_vl"]), "actor_rollout_ref.model.lora_rank=8")
+    key = "actor_rollout_ref.model.exclude_modules"
+    assert refusal(run, *named).startswith(f"{key}=None: adapters of qwen2_5_vl's vision tower would be trained, and")
+    check_all(run(*named, f"{key}='.*visual.*'"))
+
+
 def test_given_prompts_without_pictures_when_checked_then_only_a_class_that_needs_them_refuses(run, families, tmp_path):
     train = families["qwen2_5_vl"].train_file
     rows = [one | {"images": []} | {"prompt": row(0)["prompt"]} for one in pq.read_table(train).to_pylist()[:8]]

@@ -17,7 +17,7 @@ from ..support.composed_runs import RECIPE, compose_run, rows, write_model, writ
 SCRIPT, EXPERTS = RECIPE / "test_qwen3_8b.sh", RECIPE / "test_qwen3_30b_a3b.sh"
 CLUSTER = {"RAY_ADDRESS": "10.0.0.1:6379", "CKPTS_DIR": "/shared/checkpoints"}
 Completed = subprocess.CompletedProcess[str]
-INPUTS = ("DATA_HOME", "MODEL_PATH", "CKPTS_DIR", "NNODES", "RAY_ADDRESS", "REHEARSE")
+INPUTS = ("DATA_HOME", "MODEL_PATH", "CKPTS_DIR", "NNODES", "RAY_ADDRESS", "REHEARSE", "CHECK")
 CHECKS_OF_OPTIONS = ("verl's options", "options together", "vLLM's arguments", "verl's own checks")
 AT_ROOT = RECIPE.parents[1] / "test_qwen3_8b.sh"
 
@@ -114,12 +114,16 @@ def test_given_model_and_data_when_run_then_all_start_up_checks_pass(data_home, 
             checks_of(config, AsyncDAPOConfig.from_hydra(config))["model"]()
 
 
-def test_given_several_nodes_when_rehearsed_then_the_same_run_is_rehearsed_without_a_cluster(data_home, tmp_path):
+@pytest.mark.parametrize(("flag", "module"), [("REHEARSE", "lab.rehearse"), ("CHECK", "lab.check")])
+def test_given_several_nodes_when_rehearsed_or_checked_then_the_same_run_is_without_a_cluster(
+    data_home, tmp_path, flag, module
+):
     trained = run_script(
         SCRIPT, folder=tmp_path, DATA_HOME=data_home, NNODES="2", RAY_ADDRESS="a:1", CKPTS_DIR="/shared"
     )
-    rehearsed = run_script(SCRIPT, folder=tmp_path, DATA_HOME=data_home, NNODES="2", REHEARSE="1", CKPTS_DIR="/shared")
-    assert rehearsed.stdout == trained.stdout.replace("lab.train", "lab.rehearse") != trained.stdout
+    only = {flag: "1"}
+    tried = run_script(SCRIPT, folder=tmp_path, DATA_HOME=data_home, NNODES="2", CKPTS_DIR="/shared", **only)
+    assert tried.stdout == trained.stdout.replace("lab.train", module) != trained.stdout
 
 
 @pytest.mark.parametrize(
@@ -130,7 +134,7 @@ def test_given_several_nodes_when_rehearsed_then_the_same_run_is_rehearsed_witho
         ({"DATA_HOME": "/tmp", "NNODES": "0"}, "NNODES=0: must be a number >= 1"),
         ({"DATA_HOME": "/tmp", "NNODES": "two"}, "NNODES=two: must be a number >= 1"),
         ({"DATA_HOME": "/tmp", "NNODES": "2"}, "RAY_ADDRESS: set RAY_ADDRESS to the head of a Ray cluster"),
-        ({"DATA_HOME": "/tmp", "REHEARSE": "yes"}, "REHEARSE=yes: must be 0 or 1"),
+        *(({"DATA_HOME": "/tmp", flag: "yes"}, f"{flag}=yes: must be 0 or 1") for flag in ("REHEARSE", "CHECK")),
         ({"DATA_HOME": "/tmp", "NNODES": "2", "RAY_ADDRESS": "a:1"}, "CKPTS_DIR: set CKPTS_DIR to a folder that all"),
     ],
     ids=str,

@@ -81,6 +81,7 @@ correction.loss_type=reinforce -> correction.loss_type=ppo_clip
 actor.policy_loss.loss_mode=bypass_mode -> bypass
 bypass correction.loss_type=reinforce -> correction.rollout_is=token
 mixture correction.rollout_is_threshold=null -> correction.rollout_is_threshold=2.0
+correction.rollout_is_threshold=0.5_5 -> correction.rollout_is_threshold=0.5_5.0
 async_dapo.max_concurrent_prompts=50000 async_dapo.rollout_pool_size=null -> async_dapo.rollout_pool_size=auto
 async_dapo.rollout_pool_size=10000000 -> async_dapo.rollout_pool_size=10
 async_dapo.max_loads_per_server=2016 rollout.max_num_seqs=2000 -> async_dapo.max_loads_per_server=2015
@@ -107,6 +108,7 @@ model_engine=veomni model.lora_rank=8 -> model.lora_rank=0
 megatron model.lora_rank=8 -> model.lora.rank=8
 model.lora.rank=8 -> model.lora_rank=8
 model.lora_adapter_path=/an/adapter -> model.lora_rank=8
+model.lora_rank=8 rollout.quantization=fp8 -> model.lora.merge=True
 async_dapo.drafts=suffix ngram -> async_dapo.drafts=null
 async_dapo.drafts=suffix megatron head -> async_dapo.drafts=null
 async_dapo.drafts=suffix -arctic_inference -> async_dapo.drafts=null
@@ -195,7 +197,8 @@ def test_a_row_is_refused_with_key_value_and_remedy_and_its_neighbour_passes(run
 @pytest.mark.parametrize(("key", "known"), [(key, known) for key, _, known in CHOICES])
 def test_a_misspelt_choice_is_answered_with_what_was_meant(run, key, known):
     meant = sorted(known)[-1]
-    errors = of_options(run("actor_rollout_ref.actor.use_kl_loss=True", f"{key}={meant}x"), before=AFTER_RULES)
+    acts = ("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.use_kl_in_reward=True")
+    errors = of_options(run(*acts, f"{key}={meant}x"), before=AFTER_RULES)
     said = [error for error in errors if error.startswith(f"{key}={meant}x: must be one of ")]
     assert [error for error in said if error.endswith(f"; did you mean {meant}?")], errors
 

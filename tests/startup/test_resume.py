@@ -13,14 +13,14 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.async_dapo import store
 from recipe.async_dapo.calls import SampledTokens, append_tokens
-from recipe.async_dapo.config.options import AsyncDAPOConfig, longest_trained_tok
+from recipe.async_dapo.config.options import AsyncDAPOConfig, lasting_options, longest_trained_tok
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.length_bias import mean_tok
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.pool import CarriedGroup, PoolState
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
-from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE
+from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, absent_ranks, read_complete
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.startup.output_check import NEWEST_FILE, check_resume
 from recipe.async_dapo.training.checkpoints import (
@@ -197,9 +197,30 @@ def test_given_a_run_that_is_resumed_when_router_replay_was_switched_then_it_is_
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", save_verl_s_part)
     trainer._save_checkpoint()
     assert ("has_routes" in (folder / COMPLETE_FILE).read_text()) is saved
+    assert read_complete(folder).options == lasting_options(trainer.config)
     refusal = f"^{key}={resumed}: {folder} was saved with {saved}; set that, or begin a new run with its weights"
     with nullcontext() if saved is resumed else pytest.raises(ConfigError, match=refusal):
         check_resume(run(own, f"{key}={resumed}"))
+
+
+@pytest.mark.parametrize(("ranks", "absent"), [((), []), ((0, 1, 2, 3), []), ((0, 2), [1, 3])])
+def test_given_a_folder_of_one_node_when_saved_then_ranks_without_a_model_are_told(tmp_path, ranks, absent):
+    folder = write_checkpoint(tmp_path, 4)
+    for rank in ranks:
+        (folder / "actor" / f"model_world_size_4_rank_{rank}.pt").touch()
+    assert absent_ranks(folder) == absent
+
+
+@pytest.mark.parametrize("changed", ["rollout.n=2", "actor.optim.lr=1e-7", "actor.optim.weight_decay=0"])
+def test_given_another_n_or_optimizer_when_resumed_then_it_is_refused(run, tmp_path, changed):
+    """verl restores the optimizer as it was: another learning rate would be ignored."""
+    own = f"trainer.default_local_dir={tmp_path}"
+    folder = write_checkpoint(tmp_path, 4, options=lasting_options(run(own)))
+    check_resume(run(own, "critic.optim.lr=1"))  # there is no critic
+    check_resume(run(own, "model_engine=megatron", "actor_rollout_ref.actor.optim.lr=1e-7"))
+    key = f"actor_rollout_ref.{changed.partition('=')[0]}"
+    with pytest.raises(ConfigError, match=f"^{key}=.*: {folder} was saved with .*; set that, or begin a new run with"):
+        check_resume(run(own, f"actor_rollout_ref.{changed}"))
 
 
 @pytest.mark.parametrize(("named", "left"), [(False, ["16", "24"]), (True, ["16", "24", "4", "8"])])

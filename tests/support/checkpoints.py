@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from recipe.async_dapo.record.checkpoint_folder import saving
 
 
-def write_checkpoint(root: Path, step: int, *, frames: Iterable[bytes] = (b"a", b"pool"), prompts: str = "") -> Path:
+def write_checkpoint(root: Path, step: int, *, frames: Iterable[bytes] = (b"a", b"pool"), **noted: Any) -> Path:
     folder = root / f"global_step_{step}"
-    with saving(folder, frames, prompts=prompts):
+    with saving(folder, frames, **noted):
         for name in ("actor/model.pt", "data.pt", "transfer_queue/metadata.json", "transfer_queue/controller.pkl"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("verl's")

@@ -56,6 +56,7 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
         keys.LENGTH_DISPATCHED: 910.0 + step,
         keys.LENGTH_RATIO: (900.0 + step) / (910.0 + step),
         keys.ESS_RATIO: 0.97,
+        keys.NOT_FINITE_TOK: 0.0,
         keys.FRESH_K3_KL: 0.0005,
         keys.K3_KL: 0.001,
     }

@@ -41,6 +41,8 @@ S = TypeVar("S", bound=RoundSpec)
 
 REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
 
+_RESTORED = ("lr", "weight_decay")
+
 CONFIG_FOLDER = Path(__file__).parent
 CONFIG_NAME = "async_dapo_trainer"
 
@@ -120,6 +122,16 @@ def checkpoints_to_keep(config: DictConfig, model: str = "actor") -> int | None:
     """None = all: so verl understands null, and whatever is not positive."""
     keep: int | None = config.trainer[f"max_{model}_ckpt_to_keep"]
     return keep if keep and keep > 0 else None
+
+
+def lasting_options(config: DictConfig) -> dict[str, Any]:
+    """What a checkpoint's run goes on with, whatever its options say at a resume: n of the groups that it holds, how
+    adapters are scaled, and what torch's optimizer restores. Megatron's takes the new values.
+    """
+    keys = ["actor_rollout_ref.rollout.n", "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha"]
+    if config.model_engine != "megatron":
+        keys += [f"{model}.optim.{name}" for model in ("actor_rollout_ref.actor", "critic") for name in _RESTORED]
+    return {key: OmegaConf.select(config, key) for key in keys}
 
 
 def needs_bypass_loss(correction: DictConfig) -> bool:

@@ -287,7 +287,7 @@ class AsyncDAPOServer(vLLMHttpServer):
     async def _send_back_what_has_not_begun(self) -> None:
         not_begun = [request for request in self._requests.running() if not request.has_begun]
         for request in not_begun:
-            request.is_sent_back = True
+            request.is_sent_back = request.is_aborted = True  # also what the engine does not know yet
         await self.engine.abort([request.request_id for request in not_begun])
 
     async def _abort_all(self) -> None:

@@ -10,6 +10,7 @@ The folder may be moved and copied, and the recipe renamed: nothing in it names 
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,8 @@ import msgspec
 POOL_FILE = "async_dapo_pool.msgpack"
 COMPLETE_FILE = "async_dapo_complete.json"
 STEP_FOLDER = "global_step_"  # verl's name
+
+_RANK_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")  # of verl's FSDP and VeOmni
 
 FORMAT = 6
 MAX_COMPLETE_BYTES = 16 * 2**20  # the names of some hundred thousand files
@@ -40,6 +43,7 @@ class Complete(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     pool_blake2b: str
     has_routes: bool = False  # its trajectories have those of all tokens, else of none
     prompts: str = ""  # of the training data, as `prompts_in_words` names them
+    options: dict[str, Any] = {}  # `lasting_options`
 
 
 def step_of(folder: Path) -> int:
@@ -163,6 +167,18 @@ def read_complete(folder: Path) -> Complete:
     for name, size in complete.files.items():
         _check_size(folder, name, size)
     return complete
+
+
+def rank_files(folder: Path) -> set[tuple[int, int]]:
+    """Training ranks whose model is in a checkpoint: (number of all, rank). Megatron has no such files."""
+    names = [_RANK_FILE.fullmatch(file.name) for file in (folder / "actor").glob("*.pt")]
+    return {(int(name[1]), int(name[2])) for name in names if name}
+
+
+def absent_ranks(folder: Path) -> list[int]:
+    """Those of which a checkpoint with files of other ranks has none, as far as this node sees."""
+    found = rank_files(folder)
+    return sorted({rank for ranks, _ in found for rank in range(ranks)} - {rank for _, rank in found})
 
 
 def _check_size(folder: Path, name: str, size: int) -> None:

@@ -40,9 +40,14 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 }
 
 
+class NestedTooDeep(ConfigError):
+    """Unlike a value of another kind, what a policy has written may be so."""
+
+
 class _NotPlain(Exception):
-    def __init__(self, problem: str) -> None:
+    def __init__(self, problem: str, kind: type[ConfigError] = ConfigError) -> None:
         self.problem = problem
+        self.kind = kind
         self.path: list[str] = []
 
 
@@ -55,11 +60,12 @@ def to_plain(values: dict[str, Any], *, source: str) -> dict[str, Any]:
 
     Raises:
         ConfigError: naming the key of a value that is neither plain, nor an array, nor a tensor.
+        NestedTooDeep: of one that is nested too deep.
     """
     try:
         plain: dict[str, Any] = _plain(values, 0)
     except _NotPlain as error:
-        raise ConfigError(
+        raise error.kind(
             source,
             "".join(reversed(error.path)).lstrip("."),
             f"{error.problem}, which no checkpoint can hold: use numbers, text, lists, dicts, arrays, tensors",
@@ -96,7 +102,7 @@ _decode_objects = msgspec.msgpack.Decoder(tuple[str, list[int], list[Any]], ext_
 
 def _plain(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
-        raise _NotPlain(f"is nested deeper than {MAX_DEPTH} levels")
+        raise _NotPlain(f"is nested deeper than {MAX_DEPTH} levels", NestedTooDeep)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -110,6 +110,7 @@ class KeptLoop:
         self.recorder = recorder
         self._opened = asyncio.Event()
         self._resting = asyncio.Event()
+        self._is_ended = False
         self._task = asyncio.create_task(outputs, name=f"kept loop of {recorder.prompt_uid}")
 
     async def outputs(self) -> list[AgentLoopOutput]:
@@ -131,12 +132,13 @@ class KeptLoop:
 
     async def next_round(self) -> None:
         """Called by the loop's own requests and calls: none may touch the record before it has come back."""
-        while True:
+        while not self._is_ended:  # else it cleans up
             self._opened.clear()
             self._resting.set()
             await self._opened.wait()
             if not self.recorder.rests:
                 return
+        raise asyncio.CancelledError("stopped before a call")
 
     def suspend(self) -> None:
         """Its record is taken away."""
@@ -145,6 +147,7 @@ class KeptLoop:
         self.recorder.runner.carry(self.recorder)
 
     async def end(self) -> None:
+        self._is_ended = True
         self._task.cancel()
         await asyncio.wait([self._task], timeout=END_TIMEOUT_S)
         if not self._task.done():

@@ -25,7 +25,7 @@ from ..calls import (
 from ..config.values import ConfigError
 from ..core.journal import Call, WhenUnknown
 from ..core.outcome import Cause, KnownPlaces
-from ..record.plain_values import AGENT_LOOP, read_extension, to_plain
+from ..record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to_plain
 from ..runtime.aio import LimitReached, on_thread, within
 from .reward_process import describe, user_traceback
 
@@ -91,7 +91,8 @@ class CallRunner:
         except Exception as error:  # none of the call's own: that is an answer
             if is_judged:
                 raise
-            recorder.given_up = error
+            is_policy_s = isinstance(error, NestedTooDeep)
+            recorder.given_up = TrajectoryGivenUp("nested_too_deep", str(error)) if is_policy_s else error
             raise asyncio.CancelledError(str(error)) from error  # loops turn other errors into text for the model
         assert call.result is not None
         answer = _decode(call.result)

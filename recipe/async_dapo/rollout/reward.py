@@ -171,7 +171,7 @@ class RewardScorer:
             numbers.append((self._metric, fields[self._metric]))
         for name, value in numbers:
             if not isinstance(value, int | float) or not abs(value) <= MOST_SCORE:
-                what = f"{source} returns {name}={value!r}, which is no finite number"
+                what = f"{source} returns {name}={value!r:.80}, which is no finite number"
                 raise RewardFailed("reward_not_finite", Cause(what))
         return {"score": float(score), "extra": fields, "seconds": output.metrics.compute_score}
 

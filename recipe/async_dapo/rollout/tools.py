@@ -1,24 +1,23 @@
 """verl's tools as its agent loops get them here: each call is made once, however often the loop runs."""
 
 import asyncio
-import contextvars
 import functools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from ..calls import Policy, TrajectoryGivenUp, current_recorder, make_recorded
 from ..config.values import ConfigError
-from ..record.plain_values import AGENT_LOOP
-from ..runtime.aio import LimitReached, within
+from ..record.plain_values import AGENT_LOOP, to_plain
+from ..runtime.aio import LimitReached, on_thread, within
 from .pictures import PROMPTS_ONLY
 
 logger = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ T = TypeVar("T")
 
 TOOL_THREADS = 64  # of a worker: plain functions that run at once; none is taken from verl's tokenization
 
-_threads = ThreadPoolExecutor(TOOL_THREADS, thread_name_prefix="tool")
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def recorded_tools(tools: list[Any], *, timeout_s: float) -> list[Any]:
@@ -36,8 +35,9 @@ def recorded_tools(tools: list[Any], *, timeout_s: float) -> list[Any]:
     Args:
         timeout_s: longest time to release an instance [s]; calls have limits of their own.
     """
+    slots = asyncio.Semaphore(TOOL_THREADS)
     return [
-        RecordedFunction.of(tool) if isinstance(tool, FunctionTool) else RecordedTool(tool, timeout_s=timeout_s)
+        RecordedFunction.of(tool, slots) if isinstance(tool, FunctionTool) else RecordedTool(tool, timeout_s=timeout_s)
         for tool in tools
     ]
 
@@ -45,9 +45,13 @@ def recorded_tools(tools: list[Any], *, timeout_s: float) -> list[Any]:
 class RecordedFunction(FunctionTool):
     """A function as a tool."""
 
+    _slots: asyncio.Semaphore  # of plain functions; one that never returns keeps its thread, and no slot
+
     @classmethod
-    def of(cls, tool: FunctionTool) -> "RecordedFunction":
-        return cls(name=tool.name, fn=tool.fn, tool_schema=tool.tool_schema, is_async=tool.is_async)
+    def of(cls, tool: FunctionTool, slots: asyncio.Semaphore) -> "RecordedFunction":
+        made = cls(name=tool.name, fn=tool.fn, tool_schema=tool.tool_schema, is_async=tool.is_async)
+        made._slots = slots
+        return made
 
     async def call(self, parameters: dict[str, Any]) -> Any:
         """What the function returns, if that is text or a dict; else verl's triple of it."""
@@ -59,8 +63,8 @@ class RecordedFunction(FunctionTool):
         if self.is_async:
             raw = await self.fn(**parameters)
         else:
-            run = functools.partial(contextvars.copy_context().run, self.fn, **parameters)
-            raw = await asyncio.get_running_loop().run_in_executor(_threads, run)
+            async with self._slots:
+                raw = await on_thread(functools.partial(self.fn, **parameters))
         return raw if isinstance(raw, str | dict) else _plain(*normalize_function_tool_return(raw))
 
 
@@ -86,6 +90,7 @@ class RecordedTool(BaseTool):
         self._live: dict[str, str] = {}  # the loop's name of an instance -> the tool's
         self._busy: Counter[str] = Counter()  # calls under way
         self._going_on: set[asyncio.Task[Any]] = set()  # whatever becomes of what waits for them
+        self._not_plain: set[str] = set()  # what it keeps in `agent_data.extra_fields` and is told of
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tool, name)
@@ -109,12 +114,28 @@ class RecordedTool(BaseTool):
         return made_id, ToolResponse(**response)
 
     async def execute(
-        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+        self, instance_id: str, parameters: dict[str, Any], *, agent_data: Any = None, **kwargs: Any
     ) -> tuple[ToolResponse, float, dict]:
-        async def make(own_id: str) -> list[Any]:
-            return _plain(*await self._tool.execute(own_id, parameters, **kwargs))
+        """What the tool leaves in `agent_data.extra_fields`, verl's place for it, is a part of its answer."""
+        fields: dict[str, Any] = {} if agent_data is None else agent_data.extra_fields
 
-        return _triple(await self._call("execute", instance_id, {"parameters": parameters}, make))
+        async def make(own_id: str) -> list[Any]:
+            before = {name: _encoded(value) for name, value in fields.items()}
+            response = await self._tool.execute(own_id, parameters, agent_data=agent_data, **kwargs)
+            return [*_plain(*response), self._changed(fields, before)]
+
+        answer = await self._call("execute", instance_id, {"parameters": parameters}, make)
+        for changed in answer[3:]:
+            fields |= changed
+        return _triple(answer[:3])
+
+    def _changed(self, fields: dict[str, Any], before: dict[str, bytes | None]) -> dict[str, Any]:
+        after = {name: _encoded(value) for name, value in fields.items()}
+        for name in {name for name, value in after.items() if value is None} - self._not_plain - before.keys():
+            self._not_plain.add(name)
+            what = "which no record can hold: where a loop runs again, it is gone"
+            logger.warning("tool %s keeps %s in agent_data.extra_fields, %s", self.name, name, what)
+        return {name: fields[name] for name, value in after.items() if value is not None and value != before.get(name)}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
         async def make(own_id: str) -> float:
@@ -185,6 +206,14 @@ class RecordedTool(BaseTool):
         self._going_on.add(task)
         task.add_done_callback(self._going_on.discard)
         return task
+
+
+def _encoded(value: Any) -> bytes | None:
+    """None of what no record can hold."""
+    try:
+        return _encode(to_plain({"": value}, source=AGENT_LOOP))
+    except ConfigError:
+        return None
 
 
 def _plain(response: ToolResponse, reward: float, metrics: dict) -> list[Any]:

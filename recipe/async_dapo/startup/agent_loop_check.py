@@ -37,10 +37,8 @@ def check_agent_loop(config: DictConfig) -> str:
     named = _named_loops(agent.agent_loop_config_path)
     if set(used) == {PLAIN_LOOP} and not (named or tools.tool_config_path or tools.function_tool_path):
         return PLAIN_LOOP  # verl's agent loops take seconds to import
-    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
-
     for name, key in used.items():
-        check_choice(key, name, sorted({*_agent_loop_registry, *named}))
+        check_name(config, key, name)
         if name in named:
             with shipped_modules(config):
                 _import(named[name], name)
@@ -50,6 +48,19 @@ def check_agent_loop(config: DictConfig) -> str:
         check_choice(_TOOLS + "format", tools.format, sorted(ToolParser._registry))
     loaded = [tool.name for tool in _load_tools(tools)]
     return ", ".join(sorted(used)) + (f"; tools {', '.join(loaded)}" if loaded else "")
+
+
+def check_name(config: DictConfig, key: str, name: str) -> None:
+    """Look an agent loop up.
+
+    Raises:
+        ConfigError: naming the option, the name and those that are known.
+    """
+    if name != PLAIN_LOOP:
+        from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+        known = {*_agent_loop_registry, *_named_loops(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)}
+        check_choice(key, name, sorted(known))
 
 
 def tool_schemas(config: DictConfig) -> list[dict[str, Any]]:

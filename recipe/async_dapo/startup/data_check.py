@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, copied, refused
-from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, first_line, shipped_modules, tool_schemas
+from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, check_name, first_line, shipped_modules, tool_schemas
 from .model_check import load_by_verl
 
 SAMPLE_ROWS = 512  # of an option's files together; where they have no more, all of them
@@ -283,6 +283,7 @@ def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts
     if not isinstance(loop, str):
         remedy = "name one in every row of every file, or in none"
         raise refused(config, sample.blamed, f"has a row with {AGENT_COLUMN}={loop}: {_shown(row)}; {remedy}")
+    check_name(config, f"{sample.blamed}, column {AGENT_COLUMN}", loop)
     if taken := sorted(row.keys() & {*UNSUPPORTED_COLUMNS, *TAKEN_NAMES}):
         raise refused(config, sample.blamed, f"has the columns {taken}, which verl or this recipe uses; rename them")
     make_group(row | {"uid": ""}, n=1, step=0)

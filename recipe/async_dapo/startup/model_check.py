@@ -121,6 +121,7 @@ def check_model(config: DictConfig) -> None:
             partial(check_rules, wrong, ModelSetup.of(config, model), config),
             partial(_check_output_layer, config, model),
             partial(_check_head, config, model),
+            partial(_check_adapters, config, model),
             partial(_check_host_kv, config, model),
             partial(_check_context, config, model),
         ]
@@ -161,6 +162,18 @@ def _check_head(config: DictConfig, model: Any) -> None:
             "async_dapo.drafts",
             f"{model.local_path} holds no weights of a head that predicts several tokens; take a checkpoint that does, "
             "or set suffix, or null",
+        )
+
+
+def _check_adapters(config: DictConfig, model: Any) -> None:
+    """vLLM leaves out adapters of what sees pictures, and verl merges none outside of the layers that FSDP wraps."""
+    lora = config.actor_rollout_ref.model
+    if lora.lora_rank and hasattr(model.hf_config, "vision_config") and not lora.exclude_modules:
+        raise refused(
+            config,
+            _MODEL + "exclude_modules",
+            f"adapters of {model.hf_config.model_type}'s vision tower would be trained, and never reach engines; set a "
+            "regular expression of its names, such as '.*visual.*'",
         )
 
 

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import pickle
-import re
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -14,12 +13,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config.options import training_gpus
+from ..config.options import lasting_options, training_gpus
 from ..config.values import ConfigError, check_each, refused
 from ..record.checkpoint_folder import (
     STEP_FOLDER,
     DamagedCheckpoint,
     checkpoint_folders,
+    rank_files,
     read_complete,
     step_of,
     verify,
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 NEWEST_FILE = "latest_checkpointed_iteration.txt"  # verl's name; holds a step
 STORAGE_UNITS_FILE = "transfer_queue/simple_storage/storage_unit_info.json"  # TransferQueue's; a list of all units
-_RANKS = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")  # of FSDP and VeOmni
+_SAVED_WITH = "{} was saved with {}; set that, or begin a new run with its weights (docs/cluster.md)"
 
 
 def check_output_folders(config: DictConfig) -> None:
@@ -104,7 +104,7 @@ def check_resume(config: DictConfig) -> str:
     if folder is not None:
         check_each(
             partial(check, config, folder)
-            for check in (_check_ranks, _check_storage_units, _check_data_workers, _check_routes)
+            for check in (_check_ranks, _check_storage_units, _check_data_workers, _check_routes, _check_lasting)
         )
     return f"resumes from {trainer.resume_from_path}" if trainer.resume_from_path else ""
 
@@ -156,7 +156,7 @@ def _check_ranks(config: DictConfig, folder: Path) -> None:
     """With FSDP and VeOmni each rank looks for files that are named after the number of ranks, when engines are up.
     Megatron shares its files out anew.
     """
-    found = {int(of[1]) for file in (folder / "actor").glob("*.pt") if (of := _RANKS.match(file.name))}
+    found = {ranks for ranks, _ in rank_files(folder)}
     if found and found != {ranks := training_gpus(config)}:
         raise refused(
             config,
@@ -200,5 +200,14 @@ def _check_routes(config: DictConfig, folder: Path) -> None:
     """The rows of a batch have the same fields: with routes of some trajectories only, none could be stored."""
     key, saved = "actor_rollout_ref.rollout.enable_rollout_routing_replay", read_complete(folder).has_routes
     if saved is not bool(OmegaConf.select(config, key)):
-        remedy = f"{folder} was saved with {saved}; set that, or begin a new run with its weights (docs/cluster.md)"
-        raise refused(config, key, remedy)
+        raise refused(config, key, _SAVED_WITH.format(folder, saved))
+
+
+def _check_lasting(config: DictConfig, folder: Path) -> None:
+    """A resume would go on with what the checkpoint holds, and say nothing."""
+    from verl.trainer.ppo.utils import need_critic
+
+    now = lasting_options(config)
+    for key, saved in read_complete(folder).options.items():
+        if key in now and now[key] != saved and (not key.startswith("critic.") or need_critic(config)):
+            raise refused(config, key, _SAVED_WITH.format(folder, saved))

@@ -6,6 +6,7 @@ installed wheels.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -175,13 +176,17 @@ class Run:
     @property
     def truncates_tokens(self) -> bool:
         """Whether each token has a weight that is small enough for engines of another precision."""
-        upper = str(self.correction.rollout_is_threshold).rpartition("_")[2]
         return (
             (self.corrects(DECOUPLED) or self.corrects(MIXTURE))
             and self.correction.rollout_is in (None, "token")
-            and upper.replace(".", "", 1).isdecimal()
-            and float(upper) <= _MOST_WEIGHT
+            and self.largest_weight <= _MOST_WEIGHT
         )
+
+    @property
+    def largest_weight(self) -> float:
+        """That the correction leaves; infinite where verl reads none."""
+        upper = str(self.correction.rollout_is_threshold).rpartition("_")[2]
+        return float(upper) if re.fullmatch(r"\d+\.?\d*", upper) else math.inf
 
     @property
     def missing_packages(self) -> str:
@@ -339,6 +344,9 @@ RULES: tuple[Rule, ...] = (
     Rule(_CORRECTION + "rollout_is_threshold", lambda it: it.correction.rollout_is_threshold is None
          and (it.corrects(DECOUPLED) or it.corrects(MIXTURE) or it.correction.rollout_is is not None),
          "verl would leave the weights out; set the truncation, such as 2.0, or async_dapo.importance_sampling=none"),
+    Rule(_CORRECTION + "rollout_is_threshold", lambda it: it.largest_weight < 1,
+         "cuts the weights of new tokens, too; set 1 or more, as a band lower_upper with a decimal point at its end: "
+         "Hydra reads 0.5_5 as 0.55, and 0.5_5.0 as it stands"),
 
     Rule("async_dapo.max_concurrent_prompts",
          lambda it: it.options.rollout_pool_size is None and it.requests >= MAX_PENDING_CALLS,
@@ -417,6 +425,10 @@ RULES: tuple[Rule, ...] = (
                    name=name),
            f"is ignored: with {_MODEL}lora_rank=0 FSDP trains all weights; set that, or leave this out")
       for name in ("lora.rank", "lora_adapter_path")),
+    Rule(_ROLLOUT + "quantization",
+         lambda it: it.rollout.quantization == "fp8" and (it.model.lora_rank or it.model.lora.rank)
+         and not it.model.lora.merge,
+         f"verl sends weights below adapters in bf16, without scales; set {_MODEL}lora.merge=True, or leave it out"),
 
     Rule(_VLLM + "speculative_config", lambda it: it.options.drafts and it.own_drafts, _PLACE),
     Rule(_MODEL + "mtp.enable_rollout", lambda it: it.options.drafts and own_head_drafts(it.rollout), _PLACE),
@@ -496,6 +508,7 @@ CHOICES: tuple[tuple[str, Callable[[Run], list[Any]], Iterable[str]], ...] = (
     ("algorithm.adv_estimator", _of("algorithm.adv_estimator"), ADV_ESTIMATOR_REGISTRY.keys() - UNSUPPORTED_ESTIMATORS),
     (_LOSS_MODE, _of(_LOSS_MODE), POLICY_LOSS_REGISTRY),
     (_ACTOR + "kl_loss_type", lambda it: [it.actor.kl_loss_type] if it.actor.use_kl_loss else [], KL_LOSSES),
+    ("algorithm.kl_penalty", lambda it: [it.algorithm.kl_penalty] if it.algorithm.use_kl_in_reward else [], KL_LOSSES),
     (_CORRECTION + "loss_type", lambda it: [it.correction.loss_type], ("ppo_clip", "reinforce")),
     (_CORRECTION + "rollout_is", lambda it: [it.correction.rollout_is or "token"], ("token", "sequence")),
     (_CORRECTION + "rollout_rs", _masks, corrections.SUPPORTED_ROLLOUT_RS_OPTIONS),

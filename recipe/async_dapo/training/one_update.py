@@ -47,9 +47,8 @@ class OneUpdate:
 def told(config: DictConfig, *, newest: int) -> OneUpdate:
     correction = config.algorithm.rollout_correction
     limit = correction.rollout_is_threshold
-    return OneUpdate(
-        weighs=correction.rollout_is is not None, threshold=math.inf if limit is None else float(limit), newest=newest
-    )
+    upper = math.inf if limit is None else float(str(limit).rpartition("_")[2])  # of a band, which `none` only counts
+    return OneUpdate(weighs=correction.rollout_is is not None, threshold=upper, newest=newest)
 
 
 def loss_of(config: DictConfig) -> Any:

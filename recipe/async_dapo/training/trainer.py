@@ -50,7 +50,7 @@ from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
-from ..config.options import AsyncDAPOConfig, longest_trained_tok, why_log_probs_first
+from ..config.options import AsyncDAPOConfig, lasting_options, longest_trained_tok, why_log_probs_first
 from ..config.values import (
     ConfigError,
     ImportanceSampling,
@@ -64,7 +64,7 @@ from ..core.mini_batches import balanced_order, rows_of_updates
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
-from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_complete, read_pool, saving
+from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, absent_ranks, read_complete, read_pool, saving
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase
@@ -110,8 +110,13 @@ class AsyncDAPOTrainer(PPOTrainer):
         """Steps end a run: verl's loop would also end after `total_epochs`, without its last checkpoint and validation,
         where `total_training_steps` asks for more.
         """
+        self.config.data.val_batch_size = None  # a part of the validation that fails whole has no batch for verl
         super()._init_dataloader()
-        trainer, epochs = self.config.trainer, -(-self.total_training_steps // max(1, self.steps_per_epoch))
+        if self.steps_per_epoch == 0:
+            available, batch = len(self.train_dataset), self.config.data.train_batch_size
+            remedy = f"there are {available} prompts to train on, fewer than one batch; lower it, or add data"
+            raise ConfigError("data.train_batch_size", batch, remedy)
+        trainer, epochs = self.config.trainer, -(-self.total_training_steps // self.steps_per_epoch)
         trainer.total_epochs = max(trainer.total_epochs, epochs)
 
     def _init_resource_pool_mgr(self) -> None:
@@ -388,7 +393,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         try:
             replays = self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
             frames = to_frames(self.replay_buffer.state())
-            with saving(folder, frames, has_routes=replays, prompts=self._prompts_in_words()):
+            options, prompts = lasting_options(self.config), self._prompts_in_words()
+            with saving(folder, frames, has_routes=replays, prompts=prompts, options=options):
                 super()._save_checkpoint()
         except (OSError, RuntimeError) as error:  # torch's says nothing of a full disk
             is_there = folder.parent.exists()
@@ -397,6 +403,10 @@ class AsyncDAPOTrainer(PPOTrainer):
                 f"{error}\n{folder} could not be written whole: {room}, seen from this node; "
                 "trainer.resume_mode=auto goes on from the newest complete checkpoint"
             ) from error
+        if absent := absent_ranks(folder):
+            key = f"trainer.default_local_dir={self.config.trainer.default_local_dir}"
+            what = f"{folder} has no model of the training ranks {absent}, seen from this node"
+            logger.warning("%s: no run can go on from it if %s is not a folder that all nodes share", what, key)
         self._on_complete.on_save(
             trainer=self, global_step=self.global_steps, checkpoint_dir=str(folder), async_save=False
         )

@@ -40,7 +40,9 @@ class Probe:
     async def measure(self) -> tuple[Facts, list[dict[str, float]]]:
         """What is told of the engine, and the lines of its record."""
         settings, config = self._settings, self._engine.vllm_config
-        room_tok = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
+        cache = config.cache_config
+        blocks_tok = (cache.num_gpu_blocks or 0) * cache.block_size
+        room_tok = getattr(cache, "kv_cache_size_tokens", None) or blocks_tok  # fewer, where layers differ
         chosen = list(cells(kv_room_tok=room_tok, batches=settings.batches, contexts_tok=settings.contexts_tok))
         if chosen:
             await self._generate_s(chosen[0], LONG_TOK)  # warms up

@@ -138,7 +138,8 @@ def judge_training(steps: Sequence[Step], ended: str, *, case: Case, bounds: Fre
         return failed(
             f"{lost:.0f} engines were lost, {killed} killed", "read its train.log: it names the engine and why it ended"
         )
-    return passed(_measured(steps))
+    drafts = any(override.startswith("async_dapo.drafts=") for override in case.overrides)
+    return passed(_measured(steps, drafts=drafts))
 
 
 def _broken(step: Step, number: int) -> str:
@@ -151,7 +152,7 @@ def _broken(step: Step, number: int) -> str:
         return f"trained on {trained:.0f} groups, {in_all:.0f} in all, not on {PROMPTS_PER_STEP} a step"
     if failures := step[keys.FAILED_GROUPS]:
         return f"{failures:.0f} groups failed"
-    if step[keys.PREFIX + "importance/not_finite_tokens"]:
+    if step[keys.NOT_FINITE_TOK]:
         return "importance weights are not finite"
     if (stop_s := step.get(keys.STOP_LATENCY_S, 0.0)) > STOP_LIMIT_S:
         return f"engines stopped after {stop_s:.1f} s, at most {STOP_LIMIT_S:g} s"
@@ -171,15 +172,15 @@ def _other_probabilities(step: Step, number: int, bounds: FreshBounds) -> str:
     return ""
 
 
-def _measured(steps: Sequence[Step]) -> str:
+def _measured(steps: Sequence[Step], *, drafts: bool) -> str:
     seconds = ", ".join(f"{step[keys.STEP_S]:.1f}" for step in steps)
     fresh_kl, least = steps[0][keys.K3_KL], min(step[keys.ESS_RATIO] for step in steps)
-    drafts = max(step.get(keys.DRAFT_TOK_PER_STEP, 0.0) for step in steps)
+    drafted = max(step.get(keys.DRAFT_TOK_PER_STEP, 0.0) for step in steps)
     stop_s, weights_s = (max(step.get(key, 0.0) for step in steps) for key in (keys.STOP_LATENCY_S, keys.WEIGHTS_S))
     return (
         f"steps of {seconds} s, stops within {1e3 * stop_s:.0f} ms, weights sent in {weights_s:.2f} s; k3 KL of fresh "
         f"tokens {fresh_kl:.1g}, least effective sample size {least:.3f}"
-        + (f", {drafts:.2f} tokens a step of an engine" if drafts else "")
+        + (f", {drafted:.2f} tokens a step of an engine" if drafted else ", no draft was made" if drafts else "")
     )
 
 

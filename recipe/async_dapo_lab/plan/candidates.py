@@ -58,11 +58,12 @@ class Bound:
         return self.rollout_s + self.log_prob_s + self.train_s + self.update_s
 
 
-def bound_of(scenario: Scenario) -> Bound:
-    """Of engines that do not draft."""
+def bound_of(scenario: Scenario, *, filters: bool = True) -> Bound:
+    """Of engines that do not draft. A single answer is never filtered."""
     groups = scenario.workload().answers(SAMPLE)
     lens_tok = np.array([group.response_lens_tok for group in groups], dtype=float)
-    is_valid = np.array([min(group.metrics) < max(group.metrics) for group in groups])
+    keeps_all = not filters or scenario.rollout_n == 1
+    is_valid = np.array([keeps_all or min(group.metrics) < max(group.metrics) for group in groups])
     valid_tok = lens_tok[is_valid] if is_valid.any() else lens_tok
     batch = scenario.train_batch_size * scenario.rollout_n
     whole = scenario.prompt_len_tok + valid_tok

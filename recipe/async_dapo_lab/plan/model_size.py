@@ -124,6 +124,9 @@ def _cached_config(source: str) -> Path | None:
     return None
 
 
+_TIED = ("gemma2", "gemma3_text", "cohere2", "lfm2")  # by transformers' default; files leave defaults out
+
+
 def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:
     """The sizes that a config.json gives.
 
@@ -132,7 +135,11 @@ def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:
     """
     text = config.get("text_config", config)
     if "kv_lora_rank" in text:
-        raise ConfigError("model", name, "latent attention is not modelled; set weight_gb and kv_bytes_per_token")
+        raise ConfigError(
+            "model",
+            name,
+            "latent attention is not modelled; take a model of its size whose queries share keys, as Qwen3's",
+        )
     hidden, layers, heads = (_size(text, name, k) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     vocabulary = _size(text, name, "vocab_size")
     kv_heads = int(text.get("num_key_value_heads") or heads)
@@ -148,7 +155,8 @@ def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:
     experts, experts_per_token, expert = _experts(text, name, hidden)
     always = _always_active(text, name, hidden, experts)
     embedding = vocabulary * hidden
-    tied = bool(text.get("tie_word_embeddings"))  # absent: untied, as Llama's, Qwen's and Mistral's classes have it
+    ties = text.get("model_type") in _TIED  # where no file says it
+    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", ties)))
     parameters = attention + layers * (always + experts * expert) + embedding * (1 if tied else 2)
     parameters += _vision_tower(config.get("vision_config") or {})
     full_layers = layers - windowed - sum(kind in _NO_CACHE for kind in kinds)

@@ -136,7 +136,7 @@ class Rehearsal:
 def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: Ended) -> Rehearsal:
     """From what the processes of a run have written."""
     scenario = options.scenario(config)
-    bound = bound_of(scenario)
+    bound = bound_of(scenario, filters=config.algorithm.filter_groups.enable)
     metrics = RunMetrics(file=options.folder / "metrics.jsonl")
     metrics.read_new()
     spans = {span["step"]: span for span in read_lines(options.spans_file)}

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ...async_dapo.startup.overrides import show_usage
 from ..quickstart.activation import run_environment
+from ..quickstart.overrides import quoted
 from ..quickstart.run_metrics import RunMetrics
 from ..quickstart.supervision import RayFolder, TrainingProcess, exit_on_signals
 from .options import RehearsalOptions
@@ -87,8 +88,8 @@ def _run(overrides: Sequence[str], folder: Path) -> Ended:
             "-m",
             f"{__package__}.run",
             *overrides,
-            f"hydra.run.dir='{folder / 'hydra'}'",
-            f"++ray_kwargs.ray_init._temp_dir='{ray.path}'",
+            f"hydra.run.dir={quoted(folder / 'hydra')}",
+            f"++ray_kwargs.ray_init._temp_dir={quoted(ray.path)}",
         ]
         environment = run_environment(os.environ, code_path=_CODE_PATH, output=folder, ray_folder=ray.path)
         environment["TMPDIR"] = str(ray.path)

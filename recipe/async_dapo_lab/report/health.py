@@ -1,4 +1,4 @@
-"""Hints when one of eleven metrics leaves the range that it should be in.
+"""Hints when one of twelve metrics leaves the range that it should be in.
 
 The report judges the last `EVERY_STEPS` steps and shows all that are out of range; the log judges each `EVERY_STEPS`
 steps, in at most one line. `docs/metrics.md` has the same table, made from `RULES`.
@@ -46,6 +46,11 @@ RULES = (
         key=keys.FAILED_GROUPS,
         high=0,
         above="groups fail; the log has the traceback of each place once: correct the reward function, tool or loop",
+    ),
+    Rule(
+        key=keys.NOT_FINITE_TOK,
+        high=0,
+        above="log-probs are no numbers, and verl leaves such updates out; lower the learning rate",
     ),
     Rule(
         key=keys.CALLS_FAILED_RATIO,

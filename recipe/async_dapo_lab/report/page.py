@@ -6,7 +6,7 @@ from html import escape
 
 from ...async_dapo.record import keys
 from .headline import headline
-from .health import EVERY_STEPS, RULES, hints, judged
+from .health import EVERY_STEPS, RULES, VALIDATION_SHARE, hints, judged
 from .run import Run, after_the_first
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; lighter ones on a dark ground.
@@ -117,6 +117,9 @@ def _settings(run: Run) -> str:
 def _health(run: Run) -> Iterator[str]:
     steps = after_the_first(run.steps)[-EVERY_STEPS:]
     means = judged((step, run.by_step[step]) for step in steps)
+    whole = judged((step, run.by_step[step]) for step in after_the_first(run.steps))
+    if VALIDATION_SHARE in whole:  # validations come every so many steps
+        means[VALIDATION_SHARE] = whole[VALIDATION_SHARE]
     if keys.FAILED_GROUPS in means:  # one that failed early is no better
         means[keys.FAILED_GROUPS] = run.total(keys.FAILED_GROUPS) / len(run.steps)
     found = hints(means)
