@@ -136,7 +136,6 @@ def test_given_a_full_disk_when_a_checkpoint_is_written_then_the_error_ends_with
         {
             "trainer": {"default_local_dir": str(tmp_path)},
             "actor_rollout_ref": {"rollout": {"enable_rollout_routing_replay": False}},
-            "model_engine": "dp",
             "data": {"prompt_key": "prompt"},
         }
     )

@@ -129,7 +129,7 @@ def lasting_options(config: DictConfig) -> dict[str, Any]:
     adapters are scaled, and what torch's optimizer restores. Megatron's takes the new values.
     """
     keys = ["actor_rollout_ref.rollout.n", "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha"]
-    if config.model_engine != "megatron":
+    if OmegaConf.select(config, "model_engine") != "megatron":
         keys += [f"{model}.optim.{name}" for model in ("actor_rollout_ref.actor", "critic") for name in _RESTORED]
     return {key: OmegaConf.select(config, key) for key in keys}
 
