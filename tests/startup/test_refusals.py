@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from hydra.errors import HydraException
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -389,6 +389,7 @@ def judged(run, overrides: list[str], judge: Callable[[DictConfig], list[str]]) 
 
 
 @given(st.lists(ANY, min_size=1, max_size=6))
+@example(["++critic.ulysses_sequence_parallel_size=.inf"])  # found at night
 @settings(deadline=None, max_examples=20)
 def test_no_set_of_options_ends_in_a_traceback(run, overrides):
     judged(run, overrides, of_options)

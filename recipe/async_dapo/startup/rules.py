@@ -51,6 +51,7 @@ _VLLM, _OVERLONG = _ROLLOUT + "engine_kwargs.vllm.", _REWARD + "overlong_buffer_
 _VALIDATION = _ROLLOUT + "val_kwargs."
 _LOSS_MODE = _ACTOR + "policy_loss.loss_mode"
 _MODELS = {"actor": _ACTOR, "ref": _REF, "critic": "critic."}
+_FSDP_NODES = {"actor": ("", "fsdp_config."), "ref": ("", "fsdp_config."), "critic": ("fsdp.",)}
 _NODES = {
     "actor": "actor_rollout_ref.actor",
     "model": "actor_rollout_ref.model",
@@ -123,9 +124,11 @@ class Run:
     @property
     def split_over(self) -> dict[str, int]:
         """Ranks that share a sequence, by model [count]."""
-        ulysses = [f"{node}ulysses_sequence_parallel_size" for node in ("", "fsdp_config.", "fsdp.")]
-        keys = [*ulysses, VEOMNI_SIZE, MEGATRON_SIZES[-1]]
-        return {model: max(self.get(prefix + key) or 1 for key in keys) for model, prefix in _MODELS.items()}
+        keys = {
+            model: [*(f"{node}ulysses_sequence_parallel_size" for node in nodes), VEOMNI_SIZE, MEGATRON_SIZES[-1]]
+            for model, nodes in _FSDP_NODES.items()
+        }
+        return {model: max(self.get(_MODELS[model] + key) or 1 for key in keys[model]) for model in _MODELS}
 
     @property
     def held_by(self) -> dict[str, int]:
