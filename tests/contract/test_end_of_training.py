@@ -1,5 +1,6 @@
 """What ends a run: its steps, with verl's last checkpoint and validation; never its epochs before that."""
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,9 +57,14 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore")  # of verl's data set
-def test_given_validation_in_parts_when_loaded_then_all_prompts_are_one_batch(valid):
+def test_given_validation_in_parts_when_loaded_then_all_prompts_are_one_batch_and_a_line_says_so(
+    valid, monkeypatch, caplog
+):
     """Of a part whose every trajectory failed nothing could be told."""
+    caplog.set_level(logging.INFO, "recipe.async_dapo")
+    monkeypatch.setattr(logging.getLogger("recipe.async_dapo"), "propagate", True)  # whatever ran before
     assert len(Loop(*valid, "data.val_batch_size=3").val_dataloader) == 1
+    assert "data.val_batch_size=3 is ignored" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -110,7 +110,10 @@ class AsyncDAPOTrainer(PPOTrainer):
         """Steps end a run: verl's loop would also end after `total_epochs`, without its last checkpoint and validation,
         where `total_training_steps` asks for more.
         """
-        self.config.data.val_batch_size = None  # a part of the validation that fails whole has no batch for verl
+        data = self.config.data
+        if data.val_batch_size:  # of a part of the validation that fails whole verl could make no batch
+            logger.warning("data.val_batch_size=%d is ignored: a validation is one batch", data.val_batch_size)
+            data.val_batch_size = None
         super()._init_dataloader()
         if self.steps_per_epoch == 0:
             available, batch = len(self.train_dataset), self.config.data.train_batch_size
