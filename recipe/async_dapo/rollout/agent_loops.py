@@ -212,7 +212,7 @@ class KeptLoops:
         name = f"{self._worker}-{next(self._names)}"
         self._resting[name] = loop
         trajectory.suspension = Suspension(worker=self._worker, loop=name)
-        recorder.calls.kept_loops += 1
+        recorder.counts.kept_loops += 1
 
     async def end_others(self, wanted: frozenset[str]) -> None:
         """End the loops that are not wanted any more: their trajectories went elsewhere, or are gone."""

@@ -80,7 +80,7 @@ class CallRunner:
             plain = _encode(to_plain(arguments, source=AGENT_LOOP))
             call, is_new = recorder.begin_call(name, plain, is_judged=is_judged)
             is_answer_new = call.result is None and not is_judged
-            recorder.calls.replayed += call.result is not None or call.pending is not None
+            recorder.counts.calls_replayed += call.result is not None or call.pending is not None
             if call.result is None:
                 with nullcontext() if is_judged else recorder.in_calls:
                     work = functools.partial(self._judged if is_judged else self._limited, call, make)
@@ -97,9 +97,9 @@ class CallRunner:
         assert call.result is not None
         answer = _decode(call.result)
         recorder.calls_s += 0.0 if is_judged else answer.get("seconds", 0.0)
-        recorder.calls.answered += is_answer_new
+        recorder.counts.calls_answered += is_answer_new
         if answer["error"] is not None:
-            recorder.calls.failed += is_answer_new
+            recorder.counts.calls_failed += is_answer_new
             raise RecordedError(answer["error"])
         return answer["value"]
 
@@ -107,7 +107,7 @@ class CallRunner:
         """The calls of a trajectory that is interrupted go on; where it is continued they can be waited for."""
         for call, task in recorder.open_calls.values():
             if call.pending is None and not task.done():
-                recorder.calls.carried += 1
+                recorder.counts.calls_carried += 1
                 self._promised[call.call_id] = task
                 call.pending = self._promise(call.call_id)
 
@@ -131,7 +131,7 @@ class CallRunner:
                 await self._make(recorder, call, work())
 
     async def _make(self, recorder: Recorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
-        recorder.calls.made += 1
+        recorder.counts.calls_made += 1
         context = contextvars.copy_context()
         context.run(current_recorder.set, None)
         context.run(running_call_id.set, call.call_id)
@@ -178,7 +178,7 @@ class CallRunner:
         """
         if is_new and not recorder.trajectory.is_restored:
             return False
-        recorder.calls.unknown += not is_new
+        recorder.counts.calls_unknown += not is_new
         if policy.recover is not None:
             recover = functools.partial(policy.recover, call.call_id)
             if not inspect.iscoroutinefunction(policy.recover):

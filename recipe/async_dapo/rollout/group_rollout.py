@@ -15,7 +15,7 @@ from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, OnRewardError
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, Verdict, is_certain, judge_group
 from ..core.round import GroupEvent
-from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, TurnCounts
+from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory
 from ..engines.engine_requests import EnginesUnavailable
 from .agent_loops import KeptLoops
 from .call_runner import CallRunner
@@ -220,17 +220,13 @@ class GroupRollout:
                 self._fail(group, "generation_error", Cause("its agent loop has returned without a generated token"))
                 return
             sampled = SampledTokens(trajectory.turns)
-            turns = TurnCounts.of(trajectory.turns, recorder.calls_s)
-            self._report.turns += turns
+            recorder.counts.end(trajectory.turns, recorder.calls_s)
             trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
             self._note_certain(group)
         finally:
             await self._kept.settle(recorder)
             self._abandon(recorder.diverged_attachments)
-            self._report.calls += recorder.calls
-            self._report.diverged_tok += recorder.diverged_tok
-            self._report.reprefilled_tok += recorder.reprefilled_tok
-            self._report.found_tok += recorder.found_tok
+            self._report.counts += recorder.counts
 
     async def _outputs_of(self, group: PromptGroup, recorder: Recorder) -> list[AgentLoopOutput]:
         """
