@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .core.journal import Call, WhenUnknown, call_digest
-from .core.outcome import Cause
 from .core.routes import Routes
 from .core.step import Step
 from .core.trajectory import Attachment, BrokenRecord, RoundCounts, Segment, Trajectory, Turn
@@ -263,15 +262,6 @@ class TrajectoryInterrupted(asyncio.CancelledError):
 
 class RecordedError(Exception):
     """What a recorded call has raised; as text it is the same as the original."""
-
-
-class TrajectoryGivenUp(Exception):
-    """A trajectory cannot go on, whatever its loop does with errors; `reason` is the counted kind."""
-
-    def __init__(self, reason: str, what: str) -> None:
-        super().__init__(what)
-        self.reason = reason
-        self.cause = Cause(what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

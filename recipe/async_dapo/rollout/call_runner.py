@@ -12,19 +12,10 @@ from typing import Any
 
 import msgspec
 
-from ..calls import (
-    RETRY,
-    Policy,
-    RecordedError,
-    Recorder,
-    TrajectoryGivenUp,
-    current_recorder,
-    running_call_id,
-    value_of,
-)
+from ..calls import RETRY, Policy, RecordedError, Recorder, current_recorder, running_call_id, value_of
 from ..config.values import ConfigError
 from ..core.journal import Call, WhenUnknown
-from ..core.outcome import Cause, KnownPlaces
+from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ..record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to_plain
 from ..runtime.aio import LimitReached, on_thread, within
 from .reward_process import describe, user_traceback
@@ -87,12 +78,12 @@ class CallRunner:
                     await self._obtain(recorder, call, work, is_new=is_new, policy=None if is_judged else policy)
             if recorder.trajectory.journal_bytes > self._limit_bytes:
                 what = f"with a call of {call.name} there are more than {self._limit_bytes >> 20} MiB of calls"
-                raise TrajectoryGivenUp("journal_full", what)
+                raise TrajectoryFailed("journal_full", Cause(what))
         except Exception as error:  # none of the call's own: that is an answer
             if is_judged:
                 raise
             is_policy_s = isinstance(error, NestedTooDeep)
-            recorder.given_up = TrajectoryGivenUp("nested_too_deep", str(error)) if is_policy_s else error
+            recorder.given_up = TrajectoryFailed("nested_too_deep", Cause(str(error))) if is_policy_s else error
             raise asyncio.CancelledError(str(error)) from error  # loops turn other errors into text for the model
         assert call.result is not None
         answer = _decode(call.result)
@@ -157,7 +148,7 @@ class CallRunner:
         value: Any = None
         try:
             value = await within(self._timeout_s, value_of(make))
-        except (ConfigError, TrajectoryGivenUp):
+        except (ConfigError, TrajectoryFailed):
             raise
         except LimitReached:
             error = f"no answer within {self._timeout_s} s"
@@ -174,7 +165,7 @@ class CallRunner:
         """Whether a call that may have happened need not be made.
 
         Raises:
-            TrajectoryGivenUp: if it must not be made, and what it came to is unknown.
+            TrajectoryFailed: if it must not be made, and what it came to is unknown.
         """
         if is_new and not recorder.trajectory.is_restored:
             return False
@@ -186,7 +177,8 @@ class CallRunner:
             return await self._is_recovered(call, recover)
         if not is_new and policy.when_unknown is WhenUnknown.FAIL_TRAJECTORY:
             logger.debug("it is not known whether %s has happened", call.call_id)
-            raise TrajectoryGivenUp("unknown_call", f"it is not known whether a call of {call.name} has happened")
+            what = f"it is not known whether a call of {call.name} has happened"
+            raise TrajectoryFailed("unknown_call", Cause(what))
         return False
 
     async def _is_recovered(self, call: Call, recover: Callable[[], Any]) -> bool:
@@ -197,7 +189,7 @@ class CallRunner:
         except LimitReached:
             logger.debug("recover gave no answer for %s", call.call_id)
             what = f"recover of {call.name} gave no answer within {self._timeout_s} s"
-            raise TrajectoryGivenUp("unknown_call", what) from None
+            raise TrajectoryFailed("unknown_call", Cause(what)) from None
         _written(call, None, value)
         return True
 
