@@ -215,7 +215,7 @@ def _make_absolute(config: DictConfig) -> None:
 
 
 def logger_places(config: DictConfig) -> dict[str, str]:
-    """Where verl's loggers write, by the variables that tell them; by default that is where a process runs, on any node."""
+    """Where verl's loggers write, by the variables that tell them; by default, that is where their process runs."""
     trainer = config.trainer
     places = {
         "VERL_FILE_LOGGER_ROOT": ".",
