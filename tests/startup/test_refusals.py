@@ -48,7 +48,7 @@ actor.checkpoint.load_contents=[model] -> trainer.resume_mode=disable
 gae saves critic.checkpoint.save_contents=[hf_model] -> critic.checkpoint.save_contents=[model,optimizer,extra]
 gae critic.checkpoint.load_contents=[model] -> trainer.resume_mode=disable
 ranks actor.ulysses_sequence_parallel_size=3 -> actor.ulysses_sequence_parallel_size=4
-ref ranks ref.log_prob_micro_batch_size_per_gpu=1 ref.ulysses_sequence_parallel_size=3 -> trainer.n_gpus_per_node=6
+ref trainer.n_gpus_per_node=4 ref.ulysses_sequence_parallel_size=3 -> ref.ulysses_sequence_parallel_size=2
 gae ranks critic.fsdp.ulysses_sequence_parallel_size=3 -> critic.fsdp.ulysses_sequence_parallel_size=4
 actor.ppo_mini_batch_size=3 -> actor.ppo_mini_batch_size=4
 gae critic.ppo_mini_batch_size=6 -> critic.ppo_mini_batch_size=4
