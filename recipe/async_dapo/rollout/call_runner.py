@@ -12,19 +12,10 @@ from typing import Any
 
 import msgspec
 
-from ..calls import (
-    RETRY,
-    Policy,
-    RecordedError,
-    Recorder,
-    TrajectoryGivenUp,
-    current_recorder,
-    running_call_id,
-    value_of,
-)
+from ..calls import RETRY, Policy, RecordedError, Recorder, current_recorder, running_call_id, value_of
 from ..config.values import ConfigError
 from ..core.journal import Call, WhenUnknown
-from ..core.outcome import Cause, KnownPlaces
+from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ..record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to_plain
 from ..runtime.aio import LimitReached, on_thread, within
 from .reward_process import describe, user_traceback
@@ -80,26 +71,26 @@ class CallRunner:
             plain = _encode(to_plain(arguments, source=AGENT_LOOP))
             call, is_new = recorder.begin_call(name, plain, is_judged=is_judged)
             is_answer_new = call.result is None and not is_judged
-            recorder.calls.replayed += call.result is not None or call.pending is not None
+            recorder.counts.calls_replayed += call.result is not None or call.pending is not None
             if call.result is None:
                 with nullcontext() if is_judged else recorder.in_calls:
                     work = functools.partial(self._judged if is_judged else self._limited, call, make)
                     await self._obtain(recorder, call, work, is_new=is_new, policy=None if is_judged else policy)
             if recorder.trajectory.journal_bytes > self._limit_bytes:
                 what = f"with a call of {call.name} there are more than {self._limit_bytes >> 20} MiB of calls"
-                raise TrajectoryGivenUp("journal_full", what)
+                raise TrajectoryFailed("journal_full", Cause(what))
         except Exception as error:  # none of the call's own: that is an answer
             if is_judged:
                 raise
             is_policy_s = isinstance(error, NestedTooDeep)
-            recorder.given_up = TrajectoryGivenUp("nested_too_deep", str(error)) if is_policy_s else error
+            recorder.given_up = TrajectoryFailed("nested_too_deep", Cause(str(error))) if is_policy_s else error
             raise asyncio.CancelledError(str(error)) from error  # loops turn other errors into text for the model
         assert call.result is not None
         answer = _decode(call.result)
         recorder.calls_s += 0.0 if is_judged else answer.get("seconds", 0.0)
-        recorder.calls.answered += is_answer_new
+        recorder.counts.calls_answered += is_answer_new
         if answer["error"] is not None:
-            recorder.calls.failed += is_answer_new
+            recorder.counts.calls_failed += is_answer_new
             raise RecordedError(answer["error"])
         return answer["value"]
 
@@ -107,7 +98,7 @@ class CallRunner:
         """The calls of a trajectory that is interrupted go on; where it is continued they can be waited for."""
         for call, task in recorder.open_calls.values():
             if call.pending is None and not task.done():
-                recorder.calls.carried += 1
+                recorder.counts.calls_carried += 1
                 self._promised[call.call_id] = task
                 call.pending = self._promise(call.call_id)
 
@@ -131,7 +122,7 @@ class CallRunner:
                 await self._make(recorder, call, work())
 
     async def _make(self, recorder: Recorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
-        recorder.calls.made += 1
+        recorder.counts.calls_made += 1
         context = contextvars.copy_context()
         context.run(current_recorder.set, None)
         context.run(running_call_id.set, call.call_id)
@@ -157,7 +148,7 @@ class CallRunner:
         value: Any = None
         try:
             value = await within(self._timeout_s, value_of(make))
-        except (ConfigError, TrajectoryGivenUp):
+        except (ConfigError, TrajectoryFailed):
             raise
         except LimitReached:
             error = f"no answer within {self._timeout_s} s"
@@ -174,11 +165,11 @@ class CallRunner:
         """Whether a call that may have happened need not be made.
 
         Raises:
-            TrajectoryGivenUp: if it must not be made, and what it came to is unknown.
+            TrajectoryFailed: if it must not be made, and what it came to is unknown.
         """
         if is_new and not recorder.trajectory.is_restored:
             return False
-        recorder.calls.unknown += not is_new
+        recorder.counts.calls_unknown += not is_new
         if policy.recover is not None:
             recover = functools.partial(policy.recover, call.call_id)
             if not inspect.iscoroutinefunction(policy.recover):
@@ -186,7 +177,8 @@ class CallRunner:
             return await self._is_recovered(call, recover)
         if not is_new and policy.when_unknown is WhenUnknown.FAIL_TRAJECTORY:
             logger.debug("it is not known whether %s has happened", call.call_id)
-            raise TrajectoryGivenUp("unknown_call", f"it is not known whether a call of {call.name} has happened")
+            what = f"it is not known whether a call of {call.name} has happened"
+            raise TrajectoryFailed("unknown_call", Cause(what))
         return False
 
     async def _is_recovered(self, call: Call, recover: Callable[[], Any]) -> bool:
@@ -197,7 +189,7 @@ class CallRunner:
         except LimitReached:
             logger.debug("recover gave no answer for %s", call.call_id)
             what = f"recover of {call.name} gave no answer within {self._timeout_s} s"
-            raise TrajectoryGivenUp("unknown_call", what) from None
+            raise TrajectoryFailed("unknown_call", Cause(what)) from None
         _written(call, None, value)
         return True
 
