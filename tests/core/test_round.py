@@ -13,9 +13,8 @@ from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSumm
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
-from ..support.rounds import spec
-
 from ..support.costly import costly
+from ..support.rounds import spec
 
 VERDICTS = st.sampled_from([*Verdict, *[Verdict.VALID] * 5])
 
