@@ -24,11 +24,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .core.journal import Call, CallCounts, WhenUnknown, call_digest
-from .core.outcome import Cause
+from .core.journal import Call, WhenUnknown, call_digest
 from .core.routes import Routes
 from .core.step import Step
-from .core.trajectory import Attachment, BrokenRecord, Segment, Trajectory, Turn
+from .core.trajectory import Attachment, BrokenRecord, RoundCounts, Segment, Trajectory, Turn
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,12 +58,9 @@ class Recorder:
     open_calls: dict[str, tuple[Call, asyncio.Task[bytes]]] = field(default_factory=dict)  # under way, by their ids
     next_turn: int = 0
     round_left_tok: float = math.inf  # tokens it may still generate in this round
-    reprefilled_tok: list[int] = field(default_factory=list)  # of the context of each continued request
-    found_tok: int = 0  # of the contexts of continued requests, in a cache
-    diverged_tok: int = 0  # recorded tokens that the loop did not ask for again
+    counts: RoundCounts = field(default_factory=RoundCounts)
     diverged_attachments: list[Attachment] = field(default_factory=list)  # of the dropped turns
     step: Step = Step.LOOP
-    calls: CallCounts = field(default_factory=CallCounts)
     calls_s: float = 0.0  # of the calls whose answers the loop has, in whatever round they were made
     given_up: Exception | None = None  # why the trajectory cannot go on, even if its loop swallows errors
     shared_fields: dict[int, Any] = field(default_factory=dict)  # a `SharedFields` for each `agent_data.extra_fields`
@@ -74,8 +70,7 @@ class Recorder:
         """A loop starts, or goes on where it was suspended, with the record that has come back."""
         self.trajectory, self.runner, self.step = trajectory, runner, Step.LOOP
         self.round_left_tok = math.inf if limit_tok is None else limit_tok
-        self.diverged_tok, self.diverged_attachments = 0, []
-        self.reprefilled_tok, self.found_tok, self.calls = [], 0, CallCounts()
+        self.counts, self.diverged_attachments = RoundCounts(), []
 
     @property
     def rests(self) -> bool:
@@ -126,18 +121,18 @@ class Recorder:
 
     def lose(self, turn: Turn) -> None:
         """Throw away what an unfinished turn has generated."""
-        self.diverged_tok += turn.generated_tok
+        self.counts.diverged_tok += turn.generated_tok
         turn.segments = []
 
     def drop_rest(self) -> None:
         """Drop what is recorded and the loop has not asked for: it takes another way, or has ended before it."""
         gone = [call_id for call_id, call in self.trajectory.calls.items() if call.turn > self.next_turn]
-        self.calls.diverged += len(gone)
+        self.counts.calls_diverged += len(gone)
         for call_id in gone:
             del self.trajectory.calls[call_id]
         turns = self.trajectory.turns
         for turn in turns[self.next_turn :]:
-            self.diverged_tok += turn.generated_tok
+            self.counts.diverged_tok += turn.generated_tok
             self.diverged_attachments += [] if turn.attachment is None else [turn.attachment]
         del turns[self.next_turn :]
 
@@ -268,15 +263,6 @@ class TrajectoryInterrupted(asyncio.CancelledError):
 
 class RecordedError(Exception):
     """What a recorded call has raised; as text it is the same as the original."""
-
-
-class TrajectoryGivenUp(Exception):
-    """A trajectory cannot go on, whatever its loop does with errors; `reason` is the counted kind."""
-
-    def __init__(self, reason: str, what: str) -> None:
-        super().__init__(what)
-        self.reason = reason
-        self.cause = Cause(what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

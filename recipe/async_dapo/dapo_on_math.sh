@@ -112,6 +112,10 @@ overrides=(
   trainer.experiment_name="$run"
 )
 
+if [[ -z ${RAY_ADDRESS:-} ]] && ((nnodes == 1 && !rehearse && !check)); then
+  overrides+=(+ray_kwargs.ray_init.address=local) # else Ray would join one that somebody has started on this machine
+fi
+
 # start ARGUMENTS: train, rehearse or check. Where the lab lies beside the recipe, training ends with a report page.
 start() {
   local parent recipe module

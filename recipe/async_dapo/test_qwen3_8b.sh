@@ -11,7 +11,7 @@
 #   CKPTS_DIR    folder of the checkpoints, 100 GB each: three, and a fourth while it is written; with NNODES > 1
 #                required, and shared by all nodes [checkpoints]
 #   NNODES       nodes to train on [1]
-#   RAY_ADDRESS  running Ray cluster to join; required if NNODES > 1, else a local one is started []
+#   RAY_ADDRESS  running Ray cluster to join; required if NNODES > 1, else a new local one is started []
 #   CHECK        1 = check the options, data and model of this run, and start nothing [0]
 #   REHEARSE     1 = rehearse this run on this machine, without GPUs and weights (docs/plan_check_rehearse.md) [0]
 set -euo pipefail

@@ -16,10 +16,11 @@ from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSummary
+from recipe.async_dapo.core.trajectory import RoundCounts, Segment, Turn
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.rollout.reports import WorkerReport
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
-from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _drafts, _tokens
+from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _calls, _drafts, _tokens
 from recipe.async_dapo.training.mixture import MixtureLogProbs
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -70,7 +71,7 @@ def test_every_token_that_is_not_trained_counts_as_discarded_or_filtered() -> No
         )
     ]
     summary = RoundSummary(round_id="step-1", outcomes=tuple(outcomes), start_order=(), discarded_tok=9)
-    record: Any = SimpleNamespace(workers=WorkerReport(diverged_tok=3), summary=summary)
+    record: Any = SimpleNamespace(workers=WorkerReport(counts=RoundCounts(diverged_tok=3)), summary=summary)
     values = _tokens(record, trained_tok=70, withheld_tok=30)
     assert {key: value for key, value in values.items() if key.startswith("tokens/")} == {
         "tokens/trained": 70,
@@ -78,6 +79,19 @@ def test_every_token_that_is_not_trained_counts_as_discarded_or_filtered() -> No
         "tokens/filtered": 9,
         "tokens/waste_ratio": 49 / 119,
     }
+
+
+def test_means_of_turns_are_over_trajectories_and_over_turns() -> None:
+    def turn_of(*lens_tok: int) -> Turn:
+        segments = [Segment(policy_version=0, token_ids=range(n), rollout_log_probs=range(n)) for n in lens_tok]
+        return Turn(prompt_digest=b"", prompt_len_tok=1, segments=segments)
+
+    two_turns, one_turn = RoundCounts(), RoundCounts()
+    two_turns.end([turn_of(2, 3), turn_of(7)], calls_s=4.0)
+    one_turn.end([turn_of(6)], calls_s=0.0)
+    means = {"turns/mean": 1.5, "turns/tokens/mean": 6.0, "turns/calls_s": 2.0}
+    assert means.items() <= _calls(two_turns + one_turn).items()
+    assert set(_calls(RoundCounts()).values()) == {0}
 
 
 def test_fields_of_a_reward_that_have_no_mean_do_not_end_a_validation(caplog: pytest.LogCaptureFixture) -> None:

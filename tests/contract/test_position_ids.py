@@ -1,15 +1,20 @@
 """verl's and TransferQueue's own functions on position ids of pictures: rows of any lengths reach the engine whole."""
 
 import pytest
+import ray
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tensordict_utils import chunk_tensordict, index_select_tensor_dict, maybe_fix_3d_position_ids
+from verl.workers.engine_workers import TrainingWorker
 
+from recipe.async_dapo.separate.trainer import SeparateTrainer
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo.weights.position_ids import PositionsTrainingWorker, ragged_in_tokens
-from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 
 
 def batch_of(lengths: list[int]) -> tuple[list[torch.Tensor], TensorDict]:
@@ -39,6 +44,14 @@ def test_given_equal_lengths_when_verl_alone_cuts_them_then_it_fails():
         chunk_tensordict(data, 2)
 
 
-def test_given_a_worker_then_actor_and_reference_read_positions_this_way():
-    assert AsyncDAPOActorRolloutRefWorker.actor_worker_cls is PositionsTrainingWorker
-    assert AsyncDAPOActorRolloutRefWorker.ref_worker_cls is PositionsTrainingWorker
+@pytest.mark.parametrize("trainer_class", [AsyncDAPOTrainer, SeparateTrainer])
+def test_given_all_models_when_their_workers_are_chosen_then_each_reads_positions_this_way(monkeypatch, trainer_class):
+    verls = dict.fromkeys((Role.Actor, Role.RefPolicy, Role.Critic), ray.remote(TrainingWorker))
+    monkeypatch.setattr(PPOTrainer, "_init_resource_pool_mgr", lambda self: None)
+    trainer = trainer_class.__new__(trainer_class)
+    trainer.train_dataset, trainer.val_dataset, trainer.role_worker_mapping = (), (), verls
+    trainer._init_resource_pool_mgr()
+    chosen = {role: worker.__ray_metadata__.modified_class for role, worker in trainer.role_worker_mapping.items()}
+    assert issubclass(chosen[Role.Critic], PositionsTrainingWorker)
+    for role in (Role.Actor, Role.RefPolicy):
+        assert chosen[role].actor_worker_cls is chosen[role].ref_worker_cls is PositionsTrainingWorker

@@ -27,7 +27,6 @@ from recipe.async_dapo.core.trajectory import (
     Suspension,
     Trajectory,
     Turn,
-    TurnCounts,
 )
 
 tokens = st.integers(0, 2**31 - 1)
@@ -98,7 +97,7 @@ def test_given_an_interrupted_loop_when_run_again_then_recorded_turns_are_replay
     lens = [turn.generated_tok for turn in trajectory.turns]
     assert [turn.raw_response_ids for turn in trajectory.turns][:interrupted_after] == before
     assert lens == counts[:interrupted_after] + [count + 10 for count in counts[interrupted_after:]]
-    assert it.diverged_tok == 0
+    assert it.counts.diverged_tok == 0
 
 
 @given(prompts=prompts, data=st.data())
@@ -112,7 +111,7 @@ def test_given_a_loop_that_asks_something_else_when_run_again_then_the_record_en
     other = [*prompts[:parted_at], [*prompts[parted_at], 1]]
     it = play(trajectory, other, [*counts[:parted_at], 9])
     assert [turn.generated_tok for turn in trajectory.turns] == [*counts[:parted_at], 9]
-    assert it.diverged_tok == sum(counts[parted_at:])
+    assert it.counts.diverged_tok == sum(counts[parted_at:])
 
 
 @given(requests=st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=5), prompt_tok=st.integers(1, 4))
@@ -240,16 +239,6 @@ def test_given_an_output_that_was_not_sampled_then_it_is_an_error(token_ids, log
         SampledTokens(sampled_by([0, 0, 1])).stamps_of(token_ids, log_probs)
 
 
-def test_means_of_turns_are_over_trajectories_and_over_turns() -> None:
-    def turn_of(*lens_tok: int) -> Turn:
-        segments = [Segment(policy_version=0, token_ids=range(n), rollout_log_probs=range(n)) for n in lens_tok]
-        return Turn(prompt_digest=b"", prompt_len_tok=1, segments=segments)
-
-    parts = [TurnCounts.of([turn_of(2, 3), turn_of(7)], calls_s=4.0), TurnCounts.of([turn_of(6)], calls_s=0.0)]
-    assert sum(parts, TurnCounts()).figures() == {"mean": 1.5, "tokens/mean": 6.0, "calls_s": 2.0}
-    assert set(TurnCounts().figures().values()) == {0}
-
-
 def ids(it: Recorder, names: list[str]) -> list[str]:
     return [it.begin_call(name, b"arguments")[0].call_id for name in names]
 
@@ -285,7 +274,7 @@ def test_given_a_loop_that_takes_another_way_then_later_calls_are_dropped_and_co
     take_turn(again, [1], [7])
     take_turn(again, [3], [9])
     assert list(trajectory.calls) == before + between
-    assert again.calls.diverged == 1 and again.diverged_tok == 1
+    assert again.counts.calls_diverged == 1 and again.counts.diverged_tok == 1
 
 
 def test_given_a_trajectory_without_its_tokens_then_its_calls_count_and_weigh_nothing() -> None:

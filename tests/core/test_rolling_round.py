@@ -217,8 +217,9 @@ class Rolling(RuleBasedStateMachine):
     def join(self) -> None:
         self.replicas_ever += 1
         name = f"replica-{self.replicas_ever}"
-        move = self.rolling.join(name)
-        self.alive[name], self.updating[name] = move.phase, move.version
+        self.rolling.join(name)
+        self.alive[name], self.updating[name] = Phase.UPDATING, self.rolling.newest_version
+        assert self.rolling.phase_of(name) is Phase.UPDATING
 
     @precondition(lambda self: self.updating)
     @rule(data=st.data())
@@ -237,15 +238,15 @@ class Rolling(RuleBasedStateMachine):
         self.turn()
 
     def end_update(self, name: str) -> None:
-        move = self.rolling.updated(name)
+        phase = self.rolling.updated(name)
         version = self.updating.pop(name)
-        assert move is not None and self.rolling.version_of(name) == version
+        assert phase is not None and self.rolling.version_of(name) == version
         self.updated_in_a_stop.discard(name)
-        self.alive[name] = move.phase
-        if move.phase is Phase.SERVING:
+        self.alive[name] = phase
+        if phase is Phase.SERVING:
             self.have_served.add(name)
         else:
-            self.updating[name] = move.version
+            self.updating[name] = self.rolling.newest_version
         self.turn()
 
     @property
@@ -255,13 +256,13 @@ class Rolling(RuleBasedStateMachine):
     def turn(self) -> None:
         """Make all moves, place what waits, and tell the coordinator of versions."""
         inflight, is_stopped = self.inflight, self.round is None
-        for move in self.rolling.moves(inflight, is_stopped=is_stopped):
-            assert self.alive[move.replica_id] is not Phase.UPDATING, "told twice"
-            if move.phase is Phase.UPDATING:
-                assert not (self.drains and inflight[move.replica_id]), "a trajectory would change its version"
-                self.updating[move.replica_id] = move.version
-                self.updated_in_a_stop |= {move.replica_id} if is_stopped else set()
-            self.alive[move.replica_id] = move.phase
+        for name, phase in self.rolling.moves(inflight, is_stopped=is_stopped).items():
+            assert self.alive[name] is not Phase.UPDATING, "told twice"
+            if phase is Phase.UPDATING:
+                assert not (self.drains and inflight[name]), "a trajectory would change its version"
+                self.updating[name] = self.rolling.newest_version
+                self.updated_in_a_stop |= {name} if is_stopped else set()
+            self.alive[name] = phase
         assert not self.rolling.moves(inflight, is_stopped=is_stopped), "told twice"
         self.place()
         versions = self.rolling.oldest_version, self.rolling.newest_version
@@ -512,9 +513,9 @@ def test_given_fewer_requests_on_one_of_the_oldest_then_it_is_updated_first_and_
     for version in (1, 2):
         rolling.publish(version)
         for _ in range(2):
-            (move,) = rolling.moves(inflight)
-            order.append((move.replica_id, move.version))
-            rolling.updated(move.replica_id)
+            (name,) = rolling.moves(inflight)
+            rolling.updated(name)
+            order.append((name, rolling.version_of(name)))
     assert order == [("nearly empty", 1), ("late", 1), ("full", 2), ("nearly empty", 2)]
 
 
@@ -528,6 +529,6 @@ def test_given_replicas_that_stand_still_then_all_that_are_behind_are_updated_at
     rolling.publish(1)
     inflight = {"a": 0, "b": 0, "c": 0, "d": 3}  # its requests are frozen in it, or still to be given back
     assert len(rolling.moves(inflight)) == 1
-    moves = {move.replica_id: move.phase for move in rolling.moves(inflight, is_stopped=True)}
+    moves = rolling.moves(inflight, is_stopped=True)
     assert moves.keys() == set("bcd")
     assert moves["d"] is (Phase.DRAINING if drains else Phase.UPDATING)

@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
-from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
+from recipe.async_dapo.core.stop_rules import StopRuleName
+
+from ..support.rounds import spec
 
 VERDICTS = st.sampled_from([*Verdict, *[Verdict.VALID] * 5])
 
@@ -221,16 +223,7 @@ TestRoundMachine = RoundMachine.TestCase
 
 
 def test_given_groups_that_may_fill_every_step_that_can_train_them_then_fresh_ones_wait_and_begun_ones_do_not() -> None:
-    spec = RoundSpec(
-        round_id="round",
-        stop_rule=StopRuleName.FIRST_COMPLETED,
-        target_valid_groups=1,
-        carried_valid_groups=0,
-        drains=False,
-        must_finish=frozenset({"old"}),
-        most_trainable=3,
-    )
-    opened = Round(spec)
+    opened = Round(spec(target_valid_groups=1, must_finish=frozenset({"old"}), most_trainable=3))
     opened.add_groups([*waiting("old", "older", has_begun=True), *waiting("a", "b")])
     assert [opened.take(0), opened.take(0), opened.take(0)] == ["old", "older", "a"]
     assert not opened.may_start and not opened.may_start_on(0) and opened.take(0) is None
@@ -300,7 +293,8 @@ def histories(draw: st.DrawFn) -> list[tuple[str, Verdict | None]]:
 def test_rule_is_met_exactly_when_its_definition_is(
     events: list[tuple[str, Verdict | None]], name: StopRuleName, target: int, carried: int
 ) -> None:
-    rule = make_stop_rule(name, target_valid_groups=target, carried_valid_groups=carried)
+    rule = spec(stop_rule=name, target_valid_groups=target, carried_valid_groups=carried).make_rule()
+    assert rule is not None
     history = History()
     was_met = rule.is_met
     assert was_met == (carried >= target)

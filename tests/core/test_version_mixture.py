@@ -1,8 +1,5 @@
-"""The balance heuristic inside a prompt group: by definition, and by hand where engines differ from the trainer."""
+"""The balance heuristic inside a prompt group: by definition, and where engines differ from the trainer."""
 
-import math
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,20 +40,6 @@ def test_a_prefix_has_the_mean_probability_that_its_group_s_schedules_give_it(le
         torch.testing.assert_close(own.cumsum(-1).exp(), expected, rtol=1e-5, atol=0)
 
 
-def test_a_batch_of_three_versions_by_hand() -> None:
-    """Tokens of probability 0.5 under version 1, 0.25 under 2, 0.8 under 3; the third member switched on its way."""
-    p = {1: 0.5, 2: 0.25, 3: 0.8}
-    versions = [longs(1, 1), longs(3), longs(2, 3)]
-    scored = {j: [torch.full((len(own),), math.log(p[j])) for own in versions] for j in p}
-    mixed = group_mixture(versions, scored, [scored[int(own[-1])][i] for i, own in enumerate(versions)])
-    first = (p[1] + p[3] + p[2]) / 3
-    second = (p[1] * p[1] + p[3] * p[3] + p[2] * p[3]) / 3 / first
-    assert mixed[0].exp().tolist() == pytest.approx([first, second])
-    assert mixed[1].exp().tolist() == pytest.approx([first])
-    # The engine recorded version 3's log-prob for the first token, which version 2 had sampled: 0.8 / 0.25 off.
-    assert mixed[2].exp().tolist() == pytest.approx([first * p[3] / p[2], second])
-
-
 @derandomized
 @given(group_sizes, st.integers(0, 999))
 def test_equal_versions_leave_what_the_engine_recorded(lens: list[int], seed: int) -> None:
@@ -85,30 +68,18 @@ def test_a_mixture_lies_between_its_versions_and_moves_with_the_engine(lens: lis
         torch.testing.assert_close(shifted[i], own + 0.25, rtol=0, atol=1e-6)
 
 
-def test_schedules_go_on_with_their_last_version_and_are_counted() -> None:
-    schedule_KT, counts_K = group_schedules([longs(1, 2), longs(1), longs(1, 1, 1), longs(2)])
-    assert dict(zip(map(tuple, schedule_KT.tolist()), counts_K.tolist(), strict=True)) == {
-        (1, 1, 1): 2,
-        (1, 2, 2): 1,
-        (2, 2, 2): 1,
-    }
-
-
 def test_only_groups_that_mix_versions_take_passes_and_only_over_themselves() -> None:
     versions = [longs(7, 7), longs(7), longs(5), longs(7), longs(6, 7), longs(6, 6), longs(3), longs(7), longs()]
+    versions += [longs(2, 2), longs(2)]
     segments = [segments_of(own) for own in versions]
     groups = {"all newest": [0, 1], "two": [2, 3], "partial": [4, 5, 8], "one of it has gone": [6, 7]}
+    groups["of one version that has gone"] = [9, 10]
     plan = plan_mixtures(segments, groups.values(), at_hand={5, 6, 7})
     assert plan.groups == [[2, 3], [4, 5]]
     assert plan.passes == {5: [2, 3], 6: [4, 5], 7: [2, 3, 4, 5]}
     assert plan.passes_before(7) == {5: [2, 3], 6: [4, 5]}
     assert plan.mixed_tok == 6
     assert plan.unknown_tok == 2
-
-
-def test_a_group_of_one_version_is_left_alone_whichever_it_is() -> None:
-    plan = plan_mixtures([[(2, 2)], [(2, 1)]], [[0, 1]], at_hand={9})
-    assert not plan.groups and not plan.passes and not plan.unknown_tok
 
 
 VERSIONS = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=5).map(sorted), min_size=1, max_size=3)

@@ -90,7 +90,7 @@ def test_given_a_kill_when_calls_were_under_way_then_the_tool_is_asked_for_what_
     running = rollout(loop)
     assert simulate(outcome_of(running, saved)).verdict is Verdict.VALID
     assert service.is_charged_once and len(service.charged) == 4 and service.answers == [2, 2, 2, 2]
-    assert running.take_report().calls.unknown == (4 if goes_on_s == 0 else 0)
+    assert running.take_report().counts.calls_unknown == (4 if goes_on_s == 0 else 0)
 
 
 @pytest.mark.parametrize(("when_unknown", "verdict"), [("retry", Verdict.VALID), ("fail_trajectory", Verdict.FAILED)])
@@ -194,8 +194,10 @@ async def test_given_a_call_that_raises_or_hangs_then_the_loop_is_told_and_told_
         await stopped_at(rollouts[0], held, 100.0)
     await outcome_of(rollouts[1], held)
     assert Counter(told) == {"'no such account'": 8, "no answer within 60.0 s": 8}
-    counts = [rollout.take_report().calls for rollout in rollouts]
-    assert [(count.answered, count.failed) for count in counts] == [(8, 8), (0, 0)], "an answer of the record is none"
+    counts = [rollout.take_report().counts for rollout in rollouts]
+    assert [(one.calls_answered, one.calls_failed) for one in counts] == [(8, 8), (0, 0)], (
+        "an answer of the record is none"
+    )
     assert [line.split(" failed,")[0].rpartition(".")[2] for line in caplog.messages] == ["raises", "hangs"], (
         "once each"
     )

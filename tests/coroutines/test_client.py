@@ -273,8 +273,9 @@ async def test_given_old_kv_when_a_request_is_continued_then_it_says_which_versi
     await it.generate()
     asked = [kwargs for handle in it.handles.values() for name, _, kwargs in handle.calls if name == "generate"]
     assert sorted(kwargs.get("began", -1) for kwargs in asked) == ([-1, 0] if has_old_kv else [-1, -1])
-    assert it.recorder.found_tok == COUNTS["num_cached_tokens"]
-    assert it.recorder.reprefilled_tok == [len(PROMPT) + before_tok - it.recorder.found_tok]
+    counts = it.recorder.counts
+    assert counts.found_tok == COUNTS["num_cached_tokens"]
+    assert counts.reprefilled_tok == len(PROMPT) + before_tok - counts.found_tok
 
 
 @pytest.mark.parametrize("keeps_siblings", [False, True])

@@ -1,6 +1,8 @@
 """Whole runs on virtual time while engines die or hang outside a round: in training, in the weight update, asleep."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,11 +38,27 @@ def test_given_an_engine_that_dies_before_the_first_weights_then_training_begins
     assert servers_of(cluster) == ["server-0"]
 
 
-def test_given_the_only_engine_when_it_dies_before_the_first_weights_then_the_start_ends_and_names_it(start) -> None:
-    cluster = start(options(), num_servers=1)
+@pytest.mark.parametrize("moment", ["before the first weights", "while the actor trains", "behind the weights"])
+@STRATEGIES
+def test_given_the_only_engine_when_it_dies_then_what_comes_next_ends_at_once_and_names_it(
+    start, strategy, moment
+) -> None:
+    cluster = start(options(rollout_strategy=strategy), num_servers=1)
+    comes_next, naming = partial(begin, cluster), nullcontext()
+    if moment != "before the first weights":
+        cluster.sample()
+        comes_next = cluster.update_weights
+    if moment == "behind the weights":
+        cluster.engines.update_weights(cluster.step_number)
+        comes_next, naming = cluster.manager.open_engines, cluster.engines.naming_lost_engines()
     cluster.server_handles[0].kill()
-    with pytest.raises(EnginesUnavailable, match=r"no engine is left: engine 0 died: .*trainer\.resume_mode=auto"):
-        begin(cluster)
+    before_s = cluster.loop.time()
+    with (
+        pytest.raises(EnginesUnavailable, match=r"no engine is left: engine 0 died: .*trainer\.resume_mode=auto"),
+        naming,
+    ):
+        comes_next()
+    assert cluster.loop.time() - before_s < 1
 
 
 def test_given_the_only_engine_when_it_dies_by_an_exception_then_the_last_line_has_it_and_blames_no_memory(
@@ -60,29 +78,6 @@ def test_given_the_only_engine_when_it_dies_by_an_exception_then_the_last_line_h
         cluster.step()
     line = last_line("EnginesUnavailable", str(error.value))
     assert "engine 0 died: ValueError: no such layer. Start the command again" in line and "memory" not in line
-
-
-@STRATEGIES
-def test_given_the_only_engine_when_it_dies_while_the_actor_trains_then_the_update_ends_at_once(start, strategy):
-    cluster = start(options(rollout_strategy=strategy), num_servers=1)
-    cluster.sample()
-    cluster.server_handles[0].kill()
-    before_s = cluster.loop.time()
-    with pytest.raises(EnginesUnavailable, match=r"no engine is left: engine 0 died: .*trainer\.resume_mode=auto"):
-        cluster.update_weights()
-    assert cluster.loop.time() - before_s < 1
-
-
-def test_given_the_only_engine_when_it_dies_behind_the_weights_then_no_round_opens_and_waits_for_it(start) -> None:
-    cluster = start(options(), num_servers=1)
-    cluster.sample()
-    cluster.engines.update_weights(cluster.step_number)
-    cluster.server_handles[0].kill()
-    with (
-        pytest.raises(EnginesUnavailable, match="no engine is left: engine 0 died: "),
-        cluster.engines.naming_lost_engines(),
-    ):
-        cluster.manager.open_engines()
 
 
 def test_given_an_engine_that_never_sleeps_then_it_is_ended_and_steps_go_on(start) -> None:

@@ -117,9 +117,42 @@ def test_given_rewards_that_fail_for_good_when_the_policy_is_raise_then_the_step
 def test_given_every_group_filtered_then_the_step_ends_after_the_allowed_batches_and_names_the_remedy(start, stop_rule):
     limits = FilterConfig(metric="acc", max_num_gen_batches=3)
     cluster = start(options(filter=limits, stop_rule=stop_rule), task=Task(metric_of=lambda prompt_ids: 1.0))
-    with pytest.raises(ConfigError, match="max_num_gen_batches=3"):
+    with pytest.raises(ConfigError) as refused:
         cluster.step()
     assert cluster.num_drawn == 15
+    drew = "drew 3 batches and still has fewer than 2 valid groups; groups ended as "
+    assert str(refused.value).startswith(f"algorithm.filter_groups.max_num_gen_batches=3: {drew}")
+    assert " filtered: the task is" in str(refused.value)
+
+
+def test_given_a_cap_on_old_tokens_when_groups_are_filtered_then_no_more_are_drawn_than_it_lets_run(start) -> None:
+    opts = options(
+        filter=FilterConfig(metric="acc", max_num_gen_batches=2),
+        target_valid_groups=8,
+        over_sampling_batch_size=12,
+        rollout_strategy=RolloutStrategy.PARTIAL,
+        max_partial_share=0.2,
+    )
+    cluster, drawn = start(opts, task=Task(metric_of=lambda prompt_ids: 1.0)), []
+    draw = cluster.buffer._draw
+    cluster.buffer._draw = lambda count: drawn.append(count) or draw(count)
+    for _ in range(3):
+        cluster.buffer._over_sampling.observe(0.5)  # 12 groups, then 10, 9, 8
+    with pytest.raises(ConfigError, match="max_num_gen_batches=2"):
+        cluster.step()
+    assert drawn == [8] + [1] * 12
+
+
+def test_given_groups_that_mostly_fail_when_the_limit_is_reached_then_the_reward_is_blamed_and_not_the_data(start):
+    def metric_of(prompt_ids: list[int]) -> float | Exception:
+        return TimeoutError("no answer") if prompt_ids[0] % 4 and not prompt_ids[1] else 1.0
+
+    limits = FilterConfig(metric="acc", max_num_gen_batches=2)
+    cluster = start(options(filter=limits), task=Task(metric_of=metric_of))
+    blamed = "reward.py, gave no answer within async_dapo.reward.timeout_s=60.0"
+    with pytest.raises(ConfigError, match=rf"ended as \d+ filtered, \d+ reward_timeout: .* {blamed}") as refused:
+        cluster.step()
+    assert "data" not in str(refused.value)
 
 
 def test_given_a_reward_without_the_filter_metric_when_a_round_runs_then_the_error_names_the_option(start) -> None:

@@ -232,7 +232,7 @@ def test_given_a_loop_that_ends_before_its_frozen_request_when_resumed_then_that
     append_tokens(held.trajectories[2].turns[1], [8, 9], [0.0] * 2, [(0, 2)])
     running = rollout(abandon=abandoned.extend)
     outcome = simulate(outcome_of(running, held))
-    assert abandoned == [attachment] and running.take_report().diverged_tok == 2
+    assert abandoned == [attachment] and running.take_report().counts.diverged_tok == 2
     assert outcome.response_lens_tok == (1,) * N, "the turn that the loop did not ask for is no part of the response"
 
 

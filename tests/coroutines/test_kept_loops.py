@@ -166,7 +166,7 @@ async def test_given_a_loop_that_is_being_ended_when_a_sibling_fails_then_its_fr
 
     running = rollout(loop, kept=kept, abandon=abandoned.extend)
     assert (await outcome_of(running, held)).verdict is Verdict.FAILED
-    assert abandoned == [attachment] and running.take_report().diverged_tok == 2
+    assert abandoned == [attachment] and running.take_report().counts.diverged_tok == 2
     assert now_s() == 12.0, "the group has ended when its loops have"
     await kept.end_others(frozenset())
 

@@ -23,9 +23,9 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from recipe.async_dapo.calls import Recorder
 from recipe.async_dapo.config.options import REWARD_IMPORT_LIMIT_S
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.core.outcome import Verdict
+from recipe.async_dapo.core.outcome import TrajectoryFailed, Verdict
 from recipe.async_dapo.core.trajectory import Trajectory
-from recipe.async_dapo.rollout.reward import RewardFailed, RewardScorer
+from recipe.async_dapo.rollout.reward import RewardScorer
 from recipe.async_dapo.rollout.reward_process import answer_of
 from recipe.async_dapo.runtime.actor_watch import ActorDied
 from recipe.async_dapo.store import rows_of
@@ -88,7 +88,7 @@ def test_given_a_reward_that_fails_for_good_then_it_is_tried_as_often_as_allowed
     for max_retries in range(3):
         reward = ScriptedReward(attempt)
         failing = scorer(reward, max_retries=max_retries)
-        with pytest.raises(RewardFailed) as failed:
+        with pytest.raises(TrajectoryFailed) as failed:
             simulate(failing.score([output()], {}, RECORDER))
         assert failed.value.reason == reason
         assert reward.calls == 1 + max_retries
@@ -99,7 +99,7 @@ def test_given_a_metric_that_is_no_number_then_the_reward_is_not_finite() -> Non
         outputs[-1].reward_score = 1.0
         outputs[-1].extra_fields["reward_extra_info"] = {"acc": None}
 
-    with pytest.raises(RewardFailed, match="reward_not_finite"):
+    with pytest.raises(TrajectoryFailed, match="reward_not_finite"):
         simulate(scorer(bad_metric).score([output()], {}, RECORDER))
 
 
@@ -111,7 +111,7 @@ async def test_given_a_reward_that_fails_once_when_retried_then_the_second_score
 
 
 async def test_given_a_reward_that_hangs_without_a_process_of_ours_then_each_attempt_ends_at_its_time_limit() -> None:
-    with pytest.raises(RewardFailed, match="reward_timeout"):
+    with pytest.raises(TrajectoryFailed, match="reward_timeout"):
         await scorer(ScriptedReward(takes_s=10**6), max_retries=2, processes=0).score([output()], {}, RECORDER)
     assert now_s() == pytest.approx(3 * TIMEOUT_S)
 
@@ -157,7 +157,7 @@ def test_given_an_actor_of_the_reward_function_s_that_has_died_then_that_is_its_
     """As Ray raises it where the function runs in the reward worker itself."""
     raised = RayTaskError("compute_score", "Traceback ...", ActorDiedError()).as_instanceof_cause()
     assert isinstance(raised, ActorDiedError)
-    with pytest.raises(RewardFailed, match="reward_error"):
+    with pytest.raises(TrajectoryFailed, match="reward_error"):
         simulate(scorer(ScriptedReward(raised)).score([output()], {}, RECORDER))
 
 
@@ -168,7 +168,7 @@ def test_given_a_reward_worker_that_cannot_be_reached_for_a_while_then_no_attemp
 
 
 async def test_given_a_reward_worker_that_cannot_be_reached_for_good_then_an_attempt_ends_at_its_time_limit() -> None:
-    with pytest.raises(RewardFailed, match="reward_timeout: its reward worker cannot be reached for 360"):
+    with pytest.raises(TrajectoryFailed, match="reward_timeout: its reward worker cannot be reached for 360"):
         await scorer(ScriptedReward(UNREACHABLE)).score([output()], {}, RECORDER)
     assert now_s() == pytest.approx(REWARD_IMPORT_LIMIT_S + TIMEOUT_S)
 
@@ -195,7 +195,7 @@ async def test_given_an_agent_loop_whose_own_score_is_no_number_then_it_fails_at
 
     scored = output()
     scored.reward_score = math.nan
-    with pytest.raises(RewardFailed, match="reward_not_finite: the agent loop returns score=nan"):
+    with pytest.raises(TrajectoryFailed, match="reward_not_finite: the agent loop returns score=nan"):
         await scorer(as_verl, metric=None, max_retries=2).score([scored], {}, RECORDER)
 
 
@@ -234,7 +234,8 @@ async def test_every_kind_of_number_is_a_score_and_a_metric(number: Any, by_proc
 
 @pytest.mark.parametrize("score", ["0.5", b"0.5", [0.5], np.array([0.5]), 1e300, 10**400, 1j, {"a": 1}, object()])
 async def test_what_is_no_number_or_too_large_a_one_is_refused_with_the_function_s_name(score: Any) -> None:
-    with pytest.raises(RewardFailed, match=r"reward_not_finite: compute_score of reward\.py returns score=") as failed:
+    what = r"reward_not_finite: compute_score of reward\.py returns score="
+    with pytest.raises(TrajectoryFailed, match=what) as failed:
         await scorer(ScriptedReward(score), metric=None).score([output()], {}, RECORDER)
     assert failed.value.cause.summary.endswith("which is no finite number")
 
@@ -290,7 +291,8 @@ def test_whatever_fields_come_beside_the_score_no_group_is_lost_and_validation_c
 
 
 def test_a_field_with_verl_s_name_for_the_score_fails_the_call() -> None:
-    with pytest.raises(RewardFailed, match=r"^reward_error: compute_score of reward\.py returns `reward`, verl's name"):
+    what = r"^reward_error: compute_score of reward\.py returns `reward`, verl's name"
+    with pytest.raises(TrajectoryFailed, match=what):
         simulate(scorer(ScriptedReward(metric="reward"), metric=None).score([output()], {}, RECORDER))
 
 

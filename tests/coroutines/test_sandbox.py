@@ -107,7 +107,7 @@ def test_given_a_loop_that_is_kept_when_rounds_stop_then_its_process_goes_on_and
         assert (await outcome_of(running, saved)).verdict is Verdict.VALID
         steps = [told.get_nowait() for _ in range(told.qsize())]
         assert [printed for _, printed in steps] == ["1", "2", "3", "4"]
-        made = running.take_report().calls.made
+        made = running.take_report().counts.calls_made
         assert made == 1 + 1, "another process has run all code before its first answer; the reward is a call, too"
         assert steps[-1][0] not in (None, process)
 

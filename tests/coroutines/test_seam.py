@@ -88,4 +88,4 @@ async def test_given_what_no_request_can_carry_over_then_it_is_refused_where_req
         return
     await stopped_at(it, TWO_TOKENS_S, presence_penalty=0.5)
     output = await it.generate(presence_penalty=0.5)
-    assert output.token_ids == ALL_TOKENS and it.recorder.diverged_tok == 2
+    assert output.token_ids == ALL_TOKENS and it.recorder.counts.diverged_tok == 2

@@ -198,7 +198,7 @@ def test_given_stops_at_any_time_then_the_loop_ends_as_if_nothing_had_happened(
     for name in ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "num_turns"):
         assert getattr(output, name) == getattr(expected, name), name
     assert 0 in output.response_mask and sum(output.response_mask) == it.trajectory.generated_tok
-    assert len(it.trajectory.turns) == turns and it.recorder.diverged_tok == 0
+    assert len(it.trajectory.turns) == turns and it.recorder.counts.diverged_tok == 0
     assert len({version for version, _ in it.trajectory.stamps}) > 1
     assert all(turn.attachment is None for turn in it.trajectory.turns)
     packed = PackedOutput.pack(output, SampledTokens(it.trajectory.turns))

@@ -120,13 +120,6 @@ def test_given_many_more_prompts_than_a_step_trains_when_none_may_be_kept_then_e
 
 
 @pytest.mark.slow
-def test_given_discard_and_drain_then_trained_lengths_are_natural():
-    scenario = small_scenario(train_batch_size=64, num_servers=8)
-    natural = natural_len_tok(scenario)
-    assert mean_step(scenario, verl_sync(groups=64)).trained_len_tok == pytest.approx(natural, rel=0.04)
-
-
-@pytest.mark.slow
 def test_given_completion_order_and_forgotten_prompts_then_training_prefers_short_answers():
     scenario = small_scenario(train_batch_size=32, num_servers=8)
     natural = natural_len_tok(scenario)

@@ -249,6 +249,18 @@ def test_with_bypass_too_a_batch_whose_every_token_is_withheld_has_the_loss_0(lo
     assert loss(BYPASS, oldest_version=1) == 0
 
 
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_batch_of_which_verl_rejects_all_tokens_but_one_is_left_out_of_estimators_that_whiten(
+    loss, left: int
+) -> None:
+    """They ask for two tokens, and end the run otherwise."""
+    band = (f"{CORRECTION}rollout_rs=token_k1", f"{CORRECTION}rollout_rs_threshold=0.5_2.0")
+    log_probs = per_token(lambda i, t: BEHAVIOUR + 5.0 * ((i, t) >= (0, left)))
+    whitens = ("algorithm.adv_estimator=reinforce_plus_plus", *band)
+    assert loss(DECOUPLED, *whitens, old_log_probs=nested(log_probs)) == 0
+    assert not store.tq.fields["response_mask"].values().any()
+
+
 @pytest.mark.parametrize(
     ("stale", "counted"),
     [([2, 5, 0, 2], [1, 0, 4, 0]), ([3, 5, 1, 2], [1, 1, 3, 0])],

@@ -5,11 +5,13 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipe.async_dapo.startup.model_check import WRONG_LOG_PROBS, ModelSetup
 from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.training.one_update import has_dropout
 
 from ..support.composed_runs import refusal
 
@@ -144,3 +146,11 @@ def test_given_drafts_by_the_models_own_head_when_the_checkpoint_lacks_it_then_t
     head = weights["model.norm.weight"].clone()
     save_file(weights | {name.format(behind=layers): head}, model / "model.safetensors", metadata={"format": "pt"})
     check_all(run(*drafts))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_an_adapters_own_dropout_counts_as_the_models(run, tmp_path, dropout: float) -> None:
+    """An update that computes pi_prox itself would compute it with parts of the adapter left out."""
+    LoraConfig(r=4, lora_dropout=dropout).save_pretrained(tmp_path)
+    model = "actor_rollout_ref.model"
+    assert has_dropout(run(f"{model}.lora_adapter_path={tmp_path}", f"{model}.lora_rank=4")) is (dropout > 0)

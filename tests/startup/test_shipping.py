@@ -179,6 +179,19 @@ def test_given_the_users_own_runtime_environment_when_shipped_then_it_is_kept_an
     assert "kept-secret" not in str(runtime_env)
 
 
+def test_given_places_of_loggers_when_shipped_then_they_are_those_of_the_drivers_folder(run, monkeypatch, tmp_path):
+    """The task runner, which has the loggers, may run in another folder on another node."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "own.jsonl")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config = run("trainer.project_name=a", "trainer.experiment_name=b")
+    with shipped(config):
+        told = config.ray_kwargs.ray_init.runtime_env.env_vars
+    assert f"{tmp_path}/tensorboard_log/a/b" == told.TENSORBOARD_DIR and str(tmp_path) == told.VERL_FILE_LOGGER_ROOT
+    assert f"{tmp_path}/own.jsonl" == told.VERL_FILE_LOGGER_PATH and told.WANDB_MODE == "offline"
+
+
 def test_given_no_setup_hook_when_shipped_then_processes_get_ours_and_can_import_it(run, tmp_path):
     config = run()
     with shipped(config):

@@ -11,8 +11,6 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
 
-from .summed import Summed
-
 
 class WhenUnknown(StrEnum):
     """What becomes of a call of which it is not known whether it happened."""
@@ -47,20 +45,6 @@ class Call:
     @property
     def without_content(self) -> "Call":
         return replace(self, arguments=b"", result=None, pending=None)
-
-
-@dataclass(slots=True)
-class CallCounts(Summed):
-    """What has become of a round's calls, and of the loops that made them [count]."""
-
-    made: int = 0
-    replayed: int = 0
-    carried: int = 0  # ran on when the stop interrupted their trajectories
-    unknown: int = 0
-    diverged: int = 0  # recorded ones that the loop did not come to again
-    kept_loops: int = 0  # agent loops that rest in their workers over the stop
-    answered: int = 0  # of tools and other services; without rewards and what the record answers
-    failed: int = 0  # of these: raised, or took too long
 
 
 def call_digest(context: Iterable[bytes], arguments: bytes) -> str:

@@ -59,6 +59,15 @@ class Cause:
         return "\n".join(lines) or self.summary
 
 
+class TrajectoryFailed(Exception):
+    """A trajectory cannot be completed, whatever its loop does with errors; `reason` is the counted kind."""
+
+    def __init__(self, reason: str, cause: Cause) -> None:
+        super().__init__(f"{reason}: {cause.summary}")
+        self.reason = reason
+        self.cause = cause
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
     """A worker's report that a prompt group has ended."""

@@ -60,46 +60,6 @@ class PoolState:
     ledger: Ledger
 
 
-class _CarriedGroups:
-    """Valid groups beyond the B of a step, in the order in which they are trained: those of the oldest policy first."""
-
-    def __init__(self, groups: Iterable[CarriedGroup] = ()) -> None:
-        self._groups = list(groups)
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    @property
-    def uids(self) -> tuple[str, ...]:
-        return tuple(carried.uid for carried in self._groups)
-
-    @property
-    def groups(self) -> tuple[CarriedGroup, ...]:
-        return tuple(self._groups)
-
-    def add(self, groups: Iterable[CarriedGroup]) -> None:
-        self._groups.extend(groups)
-        self._groups.sort(key=lambda carried: carried.oldest_version)  # stable: oldest policy first
-
-    def take(self, count: int) -> list[CarriedGroup]:
-        """The first `count`."""
-        taken, self._groups = self._groups[:count], self._groups[count:]
-        return taken
-
-    def take_these(self, uids: Collection[str]) -> list[CarriedGroup]:
-        taken = [carried for carried in self._groups if carried.uid in uids]
-        self._groups = [carried for carried in self._groups if carried.uid not in uids]
-        return taken
-
-    def to_retire(self, limit: StalenessLimit, step: int, unfit: Collection[str]) -> list[PromptGroup]:
-        """Those of which no token could be trained on any more, and the unfit ones."""
-        return [
-            carried.group
-            for carried in self._groups
-            if carried.uid in unfit or limit.is_too_stale(carried.newest_version, step)
-        ]
-
-
 class _DeferredPrompts:
     """Prompts that selection skipped. They wait until the step in `deferred_until`; if the data loader brings the same
     prompt again meanwhile, it is not counted twice.
@@ -169,7 +129,7 @@ class PromptPool:
         self._waiting: deque[PromptGroup] = deque()
         self._buffered: list[PromptGroup] = []
         self._deferred = _DeferredPrompts()
-        self._carried = _CarriedGroups()
+        self._carried: list[CarriedGroup] = []  # those of the oldest policy first
         self._in_round: dict[str, PromptGroup] = {}
         self._places: dict[str, int] = {}  # uid -> where it was among the groups of the last round
         self._unfit: frozenset[str] = frozenset()  # of a checkpoint: to be retired before the next round
@@ -182,18 +142,18 @@ class PromptPool:
 
     @property
     def carried_uids(self) -> tuple[str, ...]:
-        return self._carried.uids
+        return tuple(carried.uid for carried in self._carried)
 
     @property
     def carried_versions(self) -> tuple[tuple[str, int], ...]:
         """(uid, oldest policy version) of every group that is valid and not trained."""
-        return tuple((carried.uid, carried.oldest_version) for carried in self._carried.groups)
+        return tuple((carried.uid, carried.oldest_version) for carried in self._carried)
 
     @property
     def group_sizes(self) -> set[int]:
         """Trajectories of a group, over all groups that are held [count]."""
         unfinished = [*self._waiting, *self._deferred.groups, *self._buffered]
-        carried = [one.group for one in self._carried.groups]
+        carried = [one.group for one in self._carried]
         return {len(group.trajectories) for group in unfinished + carried}
 
     @property
@@ -248,7 +208,7 @@ class PromptPool:
         """
         summary = self.take_back(summary, unfinished)
         assert len(self._carried) >= self._target, "settled a round that has not reached its target"
-        return replace(summary, trained_uids=self._train(self._carried.take(self._target)))
+        return replace(summary, trained_uids=self._train(self.carried_uids[: self._target]))
 
     def take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> RoundSummary:
         """Account for a closed round, and choose nothing to train on. As `settle`."""
@@ -279,11 +239,17 @@ class PromptPool:
         summary = self._take_ended(summary)
         if len(self._in_round) != summary.under_way:
             raise LedgerError(f"{summary.under_way} groups are in the round, {len(self._in_round)} were given to it")
-        return replace(summary, trained_uids=self._train(self._carried.take_these(set(summary.handed_over))))
+        return replace(summary, trained_uids=self._train(summary.handed_over))
 
-    def _train(self, groups: Sequence[CarriedGroup]) -> tuple[str, ...]:
+    def _train(self, uids: Iterable[str]) -> tuple[str, ...]:
+        groups = self._take_carried(set(uids))
         self.ledger.trained += len(groups)
         return tuple(carried.uid for carried in groups)
+
+    def _take_carried(self, uids: Collection[str]) -> list[CarriedGroup]:
+        taken = [carried for carried in self._carried if carried.uid in uids]
+        self._carried = [carried for carried in self._carried if carried.uid not in uids]
+        return taken
 
     def detach(self) -> list[Attachment]:
         """Let go of every request that is still in an engine. Returns them; their trajectories keep their tokens."""
@@ -305,7 +271,7 @@ class PromptPool:
         return PoolState(
             waiting=tuple(self._waiting),
             buffered=tuple(self._buffered),
-            carried=self._carried.groups,
+            carried=tuple(self._carried),
             deferred=self._deferred.groups,
             ledger=self.ledger,
         )
@@ -318,7 +284,7 @@ class PromptPool:
         """
         self._waiting = deque(state.waiting)
         self._buffered = list(state.buffered)
-        self._carried = _CarriedGroups(state.carried)
+        self._carried = list(state.carried)
         self._deferred = _DeferredPrompts(state.deferred)
         self.ledger = state.ledger
         self.detach()
@@ -333,7 +299,8 @@ class PromptPool:
         resumed = sum(self._in_round[uid].age > 0 for uid in summary.start_order)
         valid, filtered = training_order(summary, self._stop_rule), summary.ended(Verdict.FILTERED)
         failed = summary.ended(Verdict.FAILED)
-        self._carried.add(CarriedGroup.of(self._in_round.pop(outcome.prompt_uid), outcome) for outcome in valid)
+        self._carried += [CarriedGroup.of(self._in_round.pop(outcome.prompt_uid), outcome) for outcome in valid]
+        self._carried.sort(key=lambda carried: carried.oldest_version)
         for outcome in filtered + failed:
             del self._in_round[outcome.prompt_uid]
         self.ledger.filtered += len(filtered)
@@ -380,7 +347,7 @@ class PromptPool:
             Their uids, and the requests of theirs that are still in an engine.
         """
         limit, unfit, self._unfit = self._staleness, self._unfit, frozenset()
-        groups = self._carried.to_retire(limit, step, unfit) + [
+        groups = [c.group for c in self._carried if c.uid in unfit or limit.is_too_stale(c.newest_version, step)] + [
             g
             for g in self._buffered
             if not self._keeps_tokens
@@ -391,7 +358,7 @@ class PromptPool:
         uids = {group.uid: None for group in groups}
         attachments = [attachment for group in groups for attachment in group.attachments()]
         self._lost_loops += sum(group.lost_loops for group in groups)
-        self._retired_tok += sum(carried.generated_tok for carried in self._carried.take_these(uids))
+        self._retired_tok += sum(carried.generated_tok for carried in self._take_carried(uids))
         self._buffered = [group for group in self._buffered if group.uid not in uids]
         again = [group.again(self._new_uid(), step=step) for group in groups]
         self.ledger.retired += len(groups)

@@ -25,7 +25,7 @@ from typing import ClassVar
 from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AtHand
 from .round_groups import WAITING, GroupState, RoundGroups, WaitingGroup
-from .stop_rules import StopRule, StopRuleName, make_stop_rule
+from .stop_rules import CompletionOrder, StartOrder, StopRule, StopRuleName
 from .summed import Summed
 
 
@@ -64,13 +64,11 @@ class RoundSpec:
         return self.stop_rule is None
 
     def make_rule(self) -> StopRule | None:
+        """`drain` needs the same as `first_completed`; it ends differently."""
         if self.stop_rule is None:
             return None
-        return make_stop_rule(
-            self.stop_rule,
-            target_valid_groups=self.target_valid_groups,
-            carried_valid_groups=self.carried_valid_groups,
-        )
+        missing = self.target_valid_groups - self.carried_valid_groups
+        return StartOrder(missing) if self.stop_rule is StopRuleName.FIFO else CompletionOrder(missing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@
 
 from collections import deque
 from enum import StrEnum
-from typing import Protocol
 
 from .outcome import Verdict
 
@@ -21,49 +20,47 @@ class StopRuleName(StrEnum):
     DRAIN = "drain"
 
 
-class StopRule(Protocol):
-    """Fed with every start and end of a group; `is_met` never reverts to False."""
+class StopRule:
+    """A rule that is told of every start and end of a group.
 
-    @property
-    def is_met(self) -> bool: ...
-    def on_start(self, uid: str) -> None: ...
-    def on_end(self, uid: str, verdict: Verdict) -> None: ...
-    def has_counted(self, uid: str) -> bool:
-        """Whether this ended group is one of those that the rule waited for, rather than one of those behind them."""
+    Args:
+        missing: valid groups that the step still needs.
+    """
 
-
-class CompletionOrder:
-    """Met with the B-th valid group in order of completion."""
-
-    def __init__(self, target_valid_groups: int, carried_valid_groups: int) -> None:
-        self._missing = target_valid_groups - carried_valid_groups
+    def __init__(self, missing: int) -> None:
+        self._missing = missing
 
     @property
     def is_met(self) -> bool:
+        """Never reverts to False."""
         return self._missing <= 0
 
     def on_start(self, uid: str) -> None:
-        pass
+        """A group has started."""
+
+    def on_end(self, uid: str, verdict: Verdict) -> None:
+        """A group has ended."""
+
+    def has_counted(self, uid: str) -> bool:
+        """Whether this ended group is one of those that the rule waited for, rather than one of those behind them."""
+        return True
+
+
+class CompletionOrder(StopRule):
+    """Met with the B-th valid group in order of completion."""
 
     def on_end(self, uid: str, verdict: Verdict) -> None:
         if verdict is Verdict.VALID:
             self._missing -= 1
 
-    def has_counted(self, uid: str) -> bool:
-        return True
 
-
-class StartOrder:
+class StartOrder(StopRule):
     """Met when B valid groups have ended and so has every group that was started before them."""
 
-    def __init__(self, target_valid_groups: int, carried_valid_groups: int) -> None:
-        self._missing = target_valid_groups - carried_valid_groups
+    def __init__(self, missing: int) -> None:
+        super().__init__(missing)
         self._started: deque[str] = deque()  # from the oldest group that still runs
         self._ended: dict[str, Verdict] = {}  # behind the prefix
-
-    @property
-    def is_met(self) -> bool:
-        return self._missing <= 0
 
     def on_start(self, uid: str) -> None:
         self._started.append(uid)
@@ -78,24 +75,11 @@ class StartOrder:
         return uid not in self._ended
 
 
-class WhenTold:
+class WhenTold(StopRule):
     """Met when it is told to be: a round whose batches are handed over while it goes on."""
 
     def __init__(self) -> None:
-        self.is_met = False
+        super().__init__(missing=1)
 
-    def on_start(self, uid: str) -> None:
-        pass
-
-    def on_end(self, uid: str, verdict: Verdict) -> None:
-        pass
-
-    def has_counted(self, uid: str) -> bool:
-        return True
-
-
-def make_stop_rule(name: StopRuleName, *, target_valid_groups: int, carried_valid_groups: int) -> StopRule:
-    """The rule that says when a round has enough. `drain` needs the same as `first_completed`; it ends differently."""
-    if name is StopRuleName.FIFO:
-        return StartOrder(target_valid_groups, carried_valid_groups)
-    return CompletionOrder(target_valid_groups, carried_valid_groups)
+    def tell(self) -> None:
+        self._missing = 0

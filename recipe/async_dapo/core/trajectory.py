@@ -241,24 +241,29 @@ class PromptGroup:
         return sum(trajectory.restart() for trajectory in self.trajectories)
 
 
-@dataclass(slots=True)
-class TurnCounts(Summed):
-    """The turns of trajectories that ended in a round, and the time that they have spent in calls of tools."""
+@dataclass(slots=True, kw_only=True)
+class RoundCounts(Summed):
+    """What trajectories have done in a round: their turns, their calls, and tokens that were lost or read again."""
 
-    trajectories: int = 0
+    ended: int = 0  # trajectories; the next three are theirs, of whatever round
     turns: int = 0
-    tokens: int = 0
+    turns_tok: int = 0
     calls_s: float = 0.0
+    calls_made: int = 0
+    calls_replayed: int = 0
+    calls_carried: int = 0  # ran on when the stop interrupted their trajectories
+    calls_unknown: int = 0
+    calls_diverged: int = 0  # recorded ones that the loop did not come to again
+    calls_answered: int = 0  # of tools and other services; without rewards and what the record answers
+    calls_failed: int = 0  # of these: raised, or took too long
+    kept_loops: int = 0  # agent loops that rest in their workers over the stop
+    diverged_tok: int = 0  # recorded tokens that the loop did not ask for again
+    reprefilled_tok: int = 0  # of the contexts of continued requests, without those found
+    found_tok: int = 0  # of these contexts, in a cache
 
-    @classmethod
-    def of(cls, turns: Sequence[Turn], calls_s: float) -> "TurnCounts":
-        """One trajectory's."""
-        return cls(1, len(turns), sum(turn.generated_tok for turn in turns), calls_s)
-
-    def figures(self) -> dict[str, float]:
-        """For the metrics."""
-        return {
-            "mean": self.turns / max(1, self.trajectories),
-            "tokens/mean": self.tokens / max(1, self.turns),
-            "calls_s": self.calls_s / max(1, self.trajectories),
-        }
+    def end(self, turns: Sequence[Turn], calls_s: float) -> None:
+        """Count a trajectory that has ended with these turns, and the time that it has spent in calls of tools."""
+        self.ended += 1
+        self.turns += len(turns)
+        self.turns_tok += sum(turn.generated_tok for turn in turns)
+        self.calls_s += calls_s

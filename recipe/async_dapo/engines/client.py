@@ -268,8 +268,8 @@ class AsyncDAPOLLMClient(LLMServerClient):
             recorder.round_left_tok -= turn.generated_tok - before_tok
             if is_seam:
                 found_tok = turn.counts[FOUND] - found_tok
-                recorder.found_tok += found_tok
-                recorder.reprefilled_tok.append(len(context) - found_tok)
+                recorder.counts.found_tok += found_tok
+                recorder.counts.reprefilled_tok += len(context) - found_tok
                 self._end_at_stop(turn, before_tok, asked.sampling_params)
             if not recorder.rests:
                 recorder.step = Step.LOOP

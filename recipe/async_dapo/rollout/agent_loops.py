@@ -23,8 +23,9 @@ import hydra
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, _agent_loop_registry
 
-from ..calls import Recorder, TrajectoryGivenUp, TrajectoryInterrupted, current_recorder
+from ..calls import Recorder, TrajectoryInterrupted, current_recorder
 from ..config.values import ConfigError
+from ..core.outcome import Cause, TrajectoryFailed
 from ..core.trajectory import Suspension, Trajectory
 from ..runtime.aio import run_to_completion
 
@@ -193,7 +194,7 @@ class KeptLoops:
         if recorder.kept_loop is None:
             agent_loop = make()
             if recorder.trajectory.is_lost:
-                raise TrajectoryGivenUp("state_lost", "an agent loop that cannot run again is gone")
+                raise TrajectoryFailed("state_lost", Cause("an agent loop that cannot run again is gone"))
             recorder.trajectory.is_replayable = is_replayable(agent_loop)
             outputs = _run_loop(agent_loop, sampling_params, **sample)
             if not self._most or not _has_state(agent_loop):
@@ -213,7 +214,7 @@ class KeptLoops:
         name = f"{self._worker}-{next(self._names)}"
         self._resting[name] = loop
         trajectory.suspension = Suspension(worker=self._worker, loop=name)
-        recorder.calls.kept_loops += 1
+        recorder.counts.kept_loops += 1
 
     async def end_others(self, wanted: frozenset[str]) -> None:
         """End the loops that are not wanted any more: their trajectories went elsewhere, or are gone."""

@@ -13,19 +13,10 @@ from typing import Any
 import msgspec
 from ray.exceptions import RayActorError
 
-from ..calls import (
-    RETRY,
-    Policy,
-    RecordedError,
-    Recorder,
-    TrajectoryGivenUp,
-    current_recorder,
-    running_call_id,
-    value_of,
-)
+from ..calls import RETRY, Policy, RecordedError, Recorder, current_recorder, running_call_id, value_of
 from ..config.values import ConfigError
 from ..core.journal import Call, WhenUnknown
-from ..core.outcome import Cause, KnownPlaces
+from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ..record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to_plain
 from ..runtime.actor_watch import ActorDied
 from ..runtime.aio import LimitReached, on_thread, within
@@ -82,7 +73,7 @@ class CallRunner:
             plain = _encode(to_plain(arguments, source=AGENT_LOOP))
             call, is_new = recorder.begin_call(name, plain, is_judged=is_judged)
             is_answer_new = call.result is None and not is_judged
-            recorder.calls.replayed += call.result is not None or call.pending is not None
+            recorder.counts.calls_replayed += call.result is not None or call.pending is not None
             if call.result is None:
                 with nullcontext() if is_judged else recorder.in_calls:
                     work = functools.partial(self._judged if is_judged else self._limited, make)
@@ -90,20 +81,21 @@ class CallRunner:
             assert call.result is not None
             answer = _decode(call.result)
             if "given_up" in answer:
-                raise TrajectoryGivenUp(*answer["given_up"])
+                reason, summary = answer["given_up"]
+                raise TrajectoryFailed(reason, Cause(summary))
             if recorder.trajectory.journal_bytes > self._limit_bytes:
                 what = f"with a call of {call.name} there are more than {self._limit_bytes >> 20} MiB of calls"
-                raise TrajectoryGivenUp("journal_full", what)
+                raise TrajectoryFailed("journal_full", Cause(what))
         except Exception as error:  # none of the call's own: that is an answer
             if is_judged:
                 raise
             is_policy_s = isinstance(error, NestedTooDeep)
-            recorder.given_up = TrajectoryGivenUp("nested_too_deep", str(error)) if is_policy_s else error
+            recorder.given_up = TrajectoryFailed("nested_too_deep", Cause(str(error))) if is_policy_s else error
             raise asyncio.CancelledError(str(error)) from error  # loops turn other errors into text for the model
         recorder.calls_s += 0.0 if is_judged else answer.get("seconds", 0.0)
-        recorder.calls.answered += is_answer_new
+        recorder.counts.calls_answered += is_answer_new
         if answer["error"] is not None:
-            recorder.calls.failed += is_answer_new
+            recorder.counts.calls_failed += is_answer_new
             raise RecordedError(answer["error"])
         return answer["value"]
 
@@ -111,7 +103,7 @@ class CallRunner:
         """The calls of a trajectory that is interrupted go on; where it is continued they can be waited for."""
         for call, task in recorder.open_calls.values():
             if call.pending is None and not task.done():
-                recorder.calls.carried += 1
+                recorder.counts.calls_carried += 1
                 self._promised[call.call_id] = task
                 call.pending = self._promise(call.call_id)
 
@@ -157,7 +149,7 @@ class CallRunner:
             raise asyncio.CancelledError("stopped before a call")
 
     async def _make(self, recorder: Recorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
-        recorder.calls.made += 1
+        recorder.counts.calls_made += 1
         context = contextvars.copy_context()
         context.run(current_recorder.set, None)
         context.run(running_call_id.set, call.call_id)
@@ -185,8 +177,8 @@ class CallRunner:
             value = await within(self._timeout_s, value_of(make))
         except ConfigError:
             raise
-        except TrajectoryGivenUp as given_up:
-            return _written_given_up(call, given_up)
+        except TrajectoryFailed as failed:
+            return _written_given_up(call, failed.reason, failed.cause)
         except LimitReached:
             error = f"no answer within {self._timeout_s} s"
             self._tell(call, Cause(error))
@@ -202,11 +194,11 @@ class CallRunner:
         """What a call came to that may have happened; None if it is to be made.
 
         Raises:
-            TrajectoryGivenUp: if it must not be made, and what it came to is unknown.
+            TrajectoryFailed: if it must not be made, and what it came to is unknown.
         """
         if is_new and not recorder.trajectory.is_restored:
             return None
-        recorder.calls.unknown += not is_new
+        recorder.counts.calls_unknown += not is_new
         if policy.recover is not None:
             recover = functools.partial(policy.recover, call.call_id)
             if not inspect.iscoroutinefunction(policy.recover):
@@ -214,7 +206,8 @@ class CallRunner:
             return await self._recovered(call, recover)
         if not is_new and policy.when_unknown is WhenUnknown.FAIL_TRAJECTORY:
             logger.debug("it is not known whether %s has happened", call.call_id)
-            raise TrajectoryGivenUp("unknown_call", f"it is not known whether a call of {call.name} has happened")
+            what = f"it is not known whether a call of {call.name} has happened"
+            raise TrajectoryFailed("unknown_call", Cause(what))
         return None
 
     async def _recovered(self, call: Call, recover: Callable[[], Any]) -> bytes | None:
@@ -225,7 +218,7 @@ class CallRunner:
         except LimitReached:
             logger.debug("recover gave no answer for %s", call.call_id)
             what = f"recover of {call.name} gave no answer within {self._timeout_s} s"
-            raise TrajectoryGivenUp("unknown_call", what) from None
+            raise TrajectoryFailed("unknown_call", Cause(what)) from None
         return _written(call, None, value)
 
     def _tell(self, call: Call, cause: Cause) -> None:
@@ -250,11 +243,11 @@ def _written(call: Call, error: str | None, value: Any, *, seconds: float = 0.0)
     try:
         call.result = _encode(to_plain({"error": error, "value": value, "seconds": seconds}, source=AGENT_LOOP))
     except NestedTooDeep as too_deep:
-        return _written_given_up(call, TrajectoryGivenUp("nested_too_deep", str(too_deep)))
+        return _written_given_up(call, "nested_too_deep", Cause(str(too_deep)))
     return call.result
 
 
-def _written_given_up(call: Call, given_up: TrajectoryGivenUp) -> bytes:
+def _written_given_up(call: Call, reason: str, cause: Cause) -> bytes:
     """Its trajectory fails wherever it goes on, and the call is not made again."""
-    call.result = _encode({"given_up": [given_up.reason, str(given_up)]})
+    call.result = _encode({"given_up": [reason, cause.summary]})
     return call.result

@@ -9,12 +9,12 @@ from typing import cast
 
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..calls import Recorder, SampledTokens, TrajectoryGivenUp, current_recorder
+from ..calls import Recorder, SampledTokens, current_recorder
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, OnRewardError
-from ..core.outcome import Cause, GroupOutcome, KnownPlaces, Verdict, is_certain, judge_group
+from ..core.outcome import Cause, GroupOutcome, KnownPlaces, TrajectoryFailed, Verdict, is_certain, judge_group
 from ..core.round import GroupEvent
-from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, TurnCounts
+from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory
 from ..engines.engine_requests import EnginesUnavailable
 from ..record.plain_values import NestedTooDeep
 from ..runtime.actor_watch import ActorDied
@@ -22,7 +22,7 @@ from .agent_loops import KeptLoops
 from .call_runner import CallRunner
 from .packed_output import PackedOutput
 from .reports import WorkerReport
-from .reward import RewardFailed, RewardScorer, cause_of
+from .reward import RewardScorer, cause_of
 from .tools import drop_live
 
 logger = logging.getLogger(__name__)
@@ -98,15 +98,6 @@ class InCalls:
         self._tell(GroupEvent.WAITS)
 
 
-class _TrajectoryFailed(Exception):
-    """A trajectory cannot be completed; `reason` is the counted kind."""
-
-    def __init__(self, reason: str, cause: Cause) -> None:
-        super().__init__(f"{reason}: {cause.summary}")
-        self.reason = reason
-        self.cause = cause
-
-
 class GroupRollout:
     """Runs groups with one agent loop runner and one scorer.
 
@@ -149,7 +140,7 @@ class GroupRollout:
         self._abandon = abandon
         self.running = _RunningTrajectories()
         self._logged = KnownPlaces()
-        self._left_out: dict[str, list[_TrajectoryFailed]] = {}  # of a validation, by group
+        self._left_out: dict[str, list[TrajectoryFailed]] = {}  # of a validation, by group
         self._report = WorkerReport()
 
     def take_report(self) -> WorkerReport:
@@ -168,10 +159,10 @@ class GroupRollout:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._start(group, tasks)
-        except* _TrajectoryFailed as errors:
+        except* TrajectoryFailed as errors:
             failures = list(leaves(errors))
         if failures:
-            failure = cast(_TrajectoryFailed, failures[0])
+            failure = cast(TrajectoryFailed, failures[0])
             if failure.reason.startswith("reward") and self._on_reward_error is OnRewardError.RAISE:
                 raise RuntimeError(f"{failure} (async_dapo.reward.on_error=raise)") from failure
             logger.debug("prompt group %s dropped: %s", group.uid, failure)  # the coordinator tells each cause once
@@ -207,7 +198,7 @@ class GroupRollout:
             await self._scorer.score(outputs, group.prompt, recorder)
         except (ActorDied, EnginesUnavailable, ConfigError, BrokenRecord):
             raise  # a part of the run is gone or broken, or the options are wrong: training ends
-        except (RewardFailed, TrajectoryGivenUp) as error:
+        except TrajectoryFailed as error:
             self._fail(group, error.reason, error.cause)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -227,7 +218,7 @@ class GroupRollout:
             except NestedTooDeep as error:  # the policy may have written it
                 self._fail(group, "nested_too_deep", Cause(str(error)))
                 return
-            self._report.turns += TurnCounts.of(trajectory.turns, recorder.calls_s)
+            recorder.counts.end(trajectory.turns, recorder.calls_s)
             trajectory.finish(packed)
             self._note_certain(group)
         finally:
@@ -235,15 +226,12 @@ class GroupRollout:
                 await self._kept.settle(recorder)
             finally:
                 self._abandon(recorder.diverged_attachments)
-                self._report.calls += recorder.calls
-                self._report.diverged_tok += recorder.diverged_tok
-                self._report.reprefilled_tok += recorder.reprefilled_tok
-                self._report.found_tok += recorder.found_tok
+                self._report.counts += recorder.counts
 
     async def _outputs_of(self, group: PromptGroup, recorder: Recorder) -> list[AgentLoopOutput]:
         """
         Raises:
-            ConfigError, TrajectoryGivenUp: also where the loop would go on after them.
+            ConfigError, TrajectoryFailed: also where the loop would go on after them.
         """
         try:
             outputs = await self._run_agent_loop(group, recorder.trajectory)
@@ -254,12 +242,12 @@ class GroupRollout:
         return outputs
 
     def _fail(self, group: PromptGroup, reason: str, cause: Cause) -> None:
-        failure = _TrajectoryFailed(reason, cause)
+        failure = TrajectoryFailed(reason, cause)
         if not self._keeps_failures:
             raise failure
         self._left_out.setdefault(group.uid, []).append(failure)
         level = logging.WARNING if self._logged.is_new(cause) else logging.DEBUG
-        logger.log(level, "a trajectory of validation prompt %s is left out: %s: %s", group.uid, reason, cause.summary)
+        logger.log(level, "a trajectory of validation prompt %s is left out: %s", group.uid, failure)
 
     def _validated(self, group: PromptGroup) -> GroupOutcome:
         failures = self._left_out.pop(group.uid, [])

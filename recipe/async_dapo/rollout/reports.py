@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from ..core.journal import CallCounts
 from ..core.round import RoundSummary
 from ..core.summed import Summed
-from ..core.trajectory import PromptGroup, TurnCounts
+from ..core.trajectory import PromptGroup, RoundCounts
 from ..engines.load_balancer import LoadBalancerStats
 
 
@@ -15,11 +14,7 @@ class WorkerReport(Summed):
 
     unfinished: list[PromptGroup] = field(default_factory=list)
     killed_reward_processes: int = 0
-    calls: CallCounts = field(default_factory=CallCounts)
-    turns: TurnCounts = field(default_factory=TurnCounts)
-    diverged_tok: int = 0
-    reprefilled_tok: list[int] = field(default_factory=list)  # of the context of each continued request
-    found_tok: int = 0  # of these contexts, in a cache
+    counts: RoundCounts = field(default_factory=RoundCounts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

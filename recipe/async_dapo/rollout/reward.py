@@ -17,7 +17,7 @@ from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 from ..calls import Recorder
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
-from ..core.outcome import Cause, KnownPlaces
+from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ..runtime.actor_watch import ActorDied
 from ..runtime.aio import RECONNECT_S
 from .reward_isolation import RewardProcessDied, RewardProcessKilled, RewardRaised
@@ -41,15 +41,6 @@ def cause_of(error: BaseException) -> Cause:
     if isinstance(bare, RewardRaised):
         return Cause(bare.summary, bare.traceback)
     return Cause(f"{type(bare).__name__}: {bare}", str(error))  # what Ray raises has its traceback there only
-
-
-class RewardFailed(Exception):
-    """All attempts to score a trajectory failed; `reason` is the counted kind."""
-
-    def __init__(self, reason: str, cause: Cause) -> None:
-        super().__init__(f"{reason}: {cause.summary}")
-        self.reason = reason
-        self.cause = cause
 
 
 class ScoringWorker(AgentLoopWorker):
@@ -88,8 +79,8 @@ class RewardScorer:
         scored when a stop interrupts its trajectory is not scored again.
 
         Raises:
-            RewardFailed: when every attempt raised, timed out or returned no finite number, or the loop's own score is
-                none: there is one attempt at that.
+            TrajectoryFailed: when every attempt raised, timed out or returned no finite number, or the loop's own score
+                is none: there is one attempt at that.
             ConfigError: when the metric that groups are filtered by is missing.
         """
         make = functools.partial(self._score, outputs, sample)
@@ -110,13 +101,13 @@ class RewardScorer:
                 async with asyncio.timeout(self._options.call_limit_s) as limit:
                     await self._insist(outputs, sample)
                 return self._checked(outputs[-1], source)
-            except RewardFailed as failed:
+            except TrajectoryFailed as failed:
                 failure = failed
                 outputs[-1].reward_score = None
             except TimeoutError as error:
                 self._killed_processes += isinstance(error, RewardProcessKilled)
                 detail = f"no answer within {self._options.call_limit_s} s" if limit.expired() else str(error)
-                failure = RewardFailed("reward_timeout", Cause(detail))
+                failure = TrajectoryFailed("reward_timeout", Cause(detail))
             except ConfigError:
                 raise
             except Exception as error:  # the user's function may raise anything: policy `reward.on_error`
@@ -124,7 +115,7 @@ class RewardScorer:
                 if is_of_ours and not isinstance(error, ActorUnavailableError):  # else the function's, or tried again
                     raise ActorDied(f"a reward worker is gone: {error}") from error
                 self._killed_processes += isinstance(error, RewardProcessDied)
-                failure = RewardFailed("reward_error", cause_of(error))
+                failure = TrajectoryFailed("reward_error", cause_of(error))
             level = logging.WARNING if self._logged.is_new(failure.cause) else logging.DEBUG
             logger.log(level, "attempt %d to score a trajectory failed: %s", attempt + 1, failure)
         raise failure
@@ -157,7 +148,7 @@ class RewardScorer:
 
         Raises:
             ConfigError: if the metric is missing.
-            RewardFailed: if score or metric is no finite number, or a field has verl's name for the score.
+            TrajectoryFailed: if score or metric is no finite number, or a field has verl's name for the score.
         """
         returned = plain(output.extra_fields.get("reward_extra_info"))  # absent if the agent loop scored itself
         fields = returned if isinstance(returned, dict) else {} if returned is None else {"returned": returned}
@@ -165,7 +156,7 @@ class RewardScorer:
         numbers = [("score", score)]
         if VERLS_FIELD in fields:
             what = f"{source} returns `{VERLS_FIELD}`, verl's name for the score itself; rename it"
-            raise RewardFailed("reward_error", Cause(what))
+            raise TrajectoryFailed("reward_error", Cause(what))
         if self._metric is not None:
             if self._metric not in fields:
                 what = f"{source} returns only {sorted(fields)}; return this key too, or choose one of those"
@@ -174,7 +165,7 @@ class RewardScorer:
         for name, value in numbers:
             if not isinstance(value, int | float) or not abs(value) <= MOST_SCORE:
                 what = f"{source} returns {name}={value!r:.80}, which is no finite number"
-                raise RewardFailed("reward_not_finite", Cause(what))
+                raise TrajectoryFailed("reward_not_finite", Cause(what))
         return {"score": float(score), "extra": fields, "seconds": output.metrics.compute_score}
 
 

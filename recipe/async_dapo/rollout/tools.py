@@ -15,8 +15,9 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from ..calls import Policy, Recorder, TrajectoryGivenUp, current_recorder, make_recorded
+from ..calls import Policy, Recorder, current_recorder, make_recorded
 from ..config.values import ConfigError
+from ..core.outcome import Cause, TrajectoryFailed
 from ..record.plain_values import AGENT_LOOP, to_plain
 from ..runtime.aio import LimitReached, on_thread, within
 from .pictures import PROMPTS_ONLY
@@ -192,7 +193,7 @@ class RecordedTool(BaseTool):
                 if instance_id not in self._live:
                     if not is_first:
                         what = f"an instance of tool {self.name} is gone, with what it knew of earlier calls"
-                        raise TrajectoryGivenUp("state_lost", what)
+                        raise TrajectoryFailed("state_lost", Cause(what))
                     self._live[instance_id], _ = await self._create(instance_id, **instance.create)
                 return await make(self._live[instance_id])
             finally:

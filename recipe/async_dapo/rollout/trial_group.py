@@ -68,7 +68,7 @@ class TrialGroups:
     async def score(self, group: PromptGroup, trajectory: Trajectory, answer: str) -> None:
         """
         Raises:
-            RewardFailed, ConfigError: as in a run.
+            TrajectoryFailed, ConfigError: as in a run.
             Exception: that of the reward function, as it is, also where a reward manager would make it a score of 0.
         """
         end = self._tokenizer.eos_token_id or 0

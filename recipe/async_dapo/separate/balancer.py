@@ -56,7 +56,8 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             if server_id in self._lives.alive:
                 self._workers[server_id] = beside
                 self._close(server_id)
-                self._begin_update(self._updates.join(server_id).replica_id)
+                self._updates.join(server_id)
+                self._begin_update(server_id)
 
     async def join(self, server_id: str, handle: ActorHandle, workers: list[ActorHandle]) -> None:
         """An engine that has started in mid-run."""
@@ -156,10 +157,10 @@ class RollingLoadBalancer(GlobalLoadBalancer):
     # ---- updates ----
 
     def _move(self) -> None:
-        for move in self._updates.moves(self._table.inflight, is_stopped=not self._is_open):
-            self._close(move.replica_id)
-            if move.phase is Phase.UPDATING:
-                self._begin_update(move.replica_id)
+        for server_id, phase in self._updates.moves(self._table.inflight, is_stopped=not self._is_open).items():
+            self._close(server_id)
+            if phase is Phase.UPDATING:
+                self._begin_update(server_id)
         self._tell_versions()
 
     def _close(self, server_id: str) -> None:
@@ -188,10 +189,10 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             async with asyncio.timeout(self._engine_timeout_s):
                 await await_all(worker.take_weights.remote(version, buckets) for worker in self._workers[server_id])
             await self._let_go_on(server_id)
-            move = self._updates.updated(server_id)
-            if move is None:
+            phase = self._updates.updated(server_id)
+            if phase is None:
                 return
-            is_behind = move.phase is Phase.UPDATING
+            is_behind = phase is Phase.UPDATING
             if is_behind:
                 self._generating.discard(server_id)
         self._updates_s.append(time.monotonic() - self._closed_s.pop(server_id))

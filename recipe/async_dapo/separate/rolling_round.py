@@ -110,5 +110,5 @@ class RollingRound(Round):
 
     def stop(self) -> None:
         """Nothing starts any more."""
-        self._rule.is_met = True
+        self._rule.tell()
         self._update()

@@ -24,15 +24,6 @@ class Phase(StrEnum):
     UPDATING = "updating"  # takes none; what it has is interrupted, and goes on under the new weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """What a replica is to do next."""
-
-    replica_id: str
-    phase: Phase
-    version: int  # that it is to get, or that it has
-
-
 @dataclass(slots=True)
 class _Replica:
     version: int  # of its weights
@@ -87,43 +78,41 @@ class RollingUpdate:
         assert version > self._newest, f"version {version} after {self._newest}"
         self._newest = version
 
-    def join(self, replica_id: str) -> Move:
-        """A replica without weights, which gets the newest before any request."""
+    def join(self, replica_id: str) -> None:
+        """A replica without weights, which is to get the newest before any request."""
         assert replica_id not in self._replicas, f"{replica_id} is there already"
         self._replicas[replica_id] = _Replica(version=-1, phase=Phase.UPDATING, target=self._newest)
-        return Move(replica_id=replica_id, phase=Phase.UPDATING, version=self._newest)
 
     def leave(self, replica_id: str) -> None:
         """It is dead, or is given up."""
         self._replicas.pop(replica_id, None)
         self._note_oldest()
 
-    def updated(self, replica_id: str) -> Move | None:
-        """It has the weights that it was to get. None if it has left.
-
-        It serves, unless all others have gone on to newer ones meanwhile: then it gets these first.
+    def updated(self, replica_id: str) -> Phase | None:
+        """It has the weights that it was to get. Returns its next phase: it serves, unless all others have gone on to
+        newer ones meanwhile, which it gets first. None if it has left.
         """
         replica = self._replicas.get(replica_id)
         if replica is None:
             return None
         replica.version = replica.target
         if replica.version < self._oldest or self._is_too_far_behind(replica):
-            return self._update(replica_id, replica)
+            return self._update(replica)
         replica.phase, replica.has_joined = Phase.SERVING, True
-        return Move(replica_id=replica_id, phase=Phase.SERVING, version=replica.version)
+        return replica.phase
 
-    def moves(self, inflight: Mapping[str, int], *, is_stopped: bool = False) -> list[Move]:
-        """What is to be done now, each move once.
+    def moves(self, inflight: Mapping[str, int], *, is_stopped: bool = False) -> dict[str, Phase]:
+        """The replicas that go on to another phase now, and that phase; each is told once.
 
         Args:
             inflight: requests of each replica.
             is_stopped: no replica generates.
         """
-        result = [
-            self._update(key, replica)
+        result = {
+            key: self._update(replica)
             for key, replica in self._replicas.items()
             if replica.phase is Phase.DRAINING and not inflight.get(key, 0)
-        ]
+        }
         joined = [one for one in self._replicas.values() if one.has_joined]
         out = [one for one in joined if one.phase is not Phase.SERVING and not self._is_too_late(one)]
         left = (len(joined) if is_stopped else max(1, int(OUT_SHARE * len(joined)))) - len(out)
@@ -133,10 +122,9 @@ class RollingUpdate:
                 continue
             left -= 1
             if self._drains and inflight.get(key, 0):
-                replica.phase = Phase.DRAINING
-                result.append(Move(replica_id=key, phase=Phase.DRAINING, version=replica.version))
+                replica.phase = result[key] = Phase.DRAINING
             else:
-                result.append(self._update(key, replica))
+                result[key] = self._update(replica)
         self._note_oldest()
         return result
 
@@ -151,9 +139,9 @@ class RollingUpdate:
         lag = self._newest - replica.target
         return self._max_lag is not None and replica.phase is Phase.UPDATING and lag > self._max_lag
 
-    def _update(self, replica_id: str, replica: _Replica) -> Move:
+    def _update(self, replica: _Replica) -> Phase:
         replica.phase, replica.target = Phase.UPDATING, self._newest
-        return Move(replica_id=replica_id, phase=Phase.UPDATING, version=self._newest)
+        return replica.phase
 
     def _note_oldest(self) -> None:
         """Of the replicas that serve, or will without being updated again."""

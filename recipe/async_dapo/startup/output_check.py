@@ -25,6 +25,7 @@ from ..record.checkpoint_folder import (
     verify,
 )
 from ..record.run_files import metrics_file
+from ..runtime.shipping import logger_places
 from .verl_options import listed
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
     loggers = listed(trainer.logger)
     # As verl's loggers choose their places, in its order.
     if "tensorboard" in loggers:
-        folder = os.environ.get("TENSORBOARD_DIR", f"tensorboard_log/{trainer.project_name}/{trainer.experiment_name}")
+        folder = logger_places(config)["TENSORBOARD_DIR"]
         yield "TENSORBOARD_DIR", folder, folder
     if "file" in loggers:
         key = "VERL_FILE_LOGGER_PATH" if "VERL_FILE_LOGGER_PATH" in os.environ else "VERL_FILE_LOGGER_ROOT"

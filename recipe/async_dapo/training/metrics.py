@@ -14,8 +14,9 @@ from ..core.outcome import Verdict
 from ..core.over_sampling import OverSampling
 from ..core.round import RoundSummary
 from ..core.staleness import VersionShares
+from ..core.trajectory import RoundCounts
 from ..record.keys import PREFIX, STALENESS_BUCKETS
-from ..rollout.reports import RoundRecord, WorkerReport
+from ..rollout.reports import RoundRecord
 
 VOTES = "pred"  # the field by which verl counts what most answers to a prompt say
 
@@ -43,7 +44,7 @@ def round_metrics(
     values: dict[str, float] = {f"ledger/{term}": count for term, count in ledger.items()}
     values |= _groups(record.summary) | _load(record) | _concurrency(record.balancer.loads.values())
     values |= _tokens(record, trained_tok=versions.tokens.total() - withheld_tok, withheld_tok=withheld_tok)
-    values |= _versions(versions) | _lengths(lengths) | _calls(record.workers)
+    values |= _versions(versions) | _lengths(lengths) | _calls(record.workers.counts)
     values |= {
         "round/groups_to_hold": over_sampling.groups_to_hold,
         "round/rollout_s": record.rollout_s,
@@ -72,12 +73,16 @@ def _groups(summary: RoundSummary) -> dict[str, float]:
     }
 
 
-def _calls(workers: WorkerReport) -> dict[str, float]:
-    calls = workers.calls
+def _calls(counts: RoundCounts) -> dict[str, float]:
     return {
-        **{f"calls/{name}": getattr(calls, name) for name in ("replayed", "carried", "kept_loops", "failed")},
-        "calls/failed_ratio": _ratio(calls.failed, calls.answered),
-        **{f"turns/{name}": value for name, value in workers.turns.figures().items()},
+        "calls/replayed": counts.calls_replayed,
+        "calls/carried": counts.calls_carried,
+        "calls/kept_loops": counts.kept_loops,
+        "calls/failed": counts.calls_failed,
+        "calls/failed_ratio": _ratio(counts.calls_failed, counts.calls_answered),
+        "turns/mean": _ratio(counts.turns, counts.ended),
+        "turns/tokens/mean": _ratio(counts.turns_tok, counts.turns),
+        "turns/calls_s": _ratio(counts.calls_s, counts.ended),
     }
 
 
@@ -118,17 +123,17 @@ def _tokens(record: RoundRecord, *, trained_tok: int, withheld_tok: int) -> dict
     ended: Counter[Verdict] = Counter()
     for outcome in record.summary.outcomes:
         ended[outcome.verdict] += sum(outcome.response_lens_tok)
-    diverged_tok = record.workers.diverged_tok
-    discarded = record.summary.discarded_tok + withheld_tok + diverged_tok + ended[Verdict.FAILED]
+    counts = record.workers.counts
+    discarded = record.summary.discarded_tok + withheld_tok + counts.diverged_tok + ended[Verdict.FAILED]
     return {
         "tokens/trained": trained_tok,
         "tokens/discarded": discarded,
         "tokens/filtered": ended[Verdict.FILTERED],
         "tokens/waste_ratio": _ratio(discarded, discarded + trained_tok),
         "partial/withheld_tokens": withheld_tok,
-        "partial/found_tokens": record.workers.found_tok,
-        "partial/reprefilled_tokens": sum(record.workers.reprefilled_tok),
-        "partial/diverged_tokens": diverged_tok,
+        "partial/found_tokens": counts.found_tok,
+        "partial/reprefilled_tokens": counts.reprefilled_tok,
+        "partial/diverged_tokens": counts.diverged_tok,
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from peft import PeftConfig
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.rollout_corr_helper import SAFETY_BOUND
@@ -123,6 +124,11 @@ def step_metrics(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def has_dropout(config: DictConfig) -> bool:
-    """Whether the model leaves out random parts of itself in training, as most of today's do not."""
-    model = omega_conf_to_dataclass(config.actor_rollout_ref.model).hf_config.get_text_config().to_dict()
-    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in model.items())
+    """Whether the model, or the adapter that training begins with, leaves out random parts of itself in training, as
+    most of today's do not.
+    """
+    model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+    settings = model.hf_config.get_text_config().to_dict()
+    if model.lora_adapter_path is not None:  # verl has peft build it with its own options
+        settings |= PeftConfig.from_pretrained(model.lora_adapter_path).to_dict()
+    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in settings.items())

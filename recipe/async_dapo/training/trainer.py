@@ -68,6 +68,7 @@ from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, absent_ra
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase
+from ..weights.position_ids import PositionsTrainingWorker
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from . import one_update
 from .agreement import newest_tokens
@@ -80,6 +81,8 @@ from .replay_buffer import RoundReplayBuffer
 from .tracking import extend, keep_metrics_file
 
 logger = logging.getLogger(__name__)
+
+_POLICY_ROLES = {Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.RefPolicy}
 
 
 @register_trainer("async_dapo")
@@ -126,8 +129,10 @@ class AsyncDAPOTrainer(PPOTrainer):
         prompts = f"{len(self.train_dataset):,} prompts, {len(self.val_dataset):,} to validate"
         log_phase(f"data loaded: {prompts}; training workers load the model")
         super()._init_resource_pool_mgr()
-        [role] = self.role_worker_mapping.keys() & {Role.ActorRollout, Role.ActorRolloutRef, Role.Actor}
-        self.role_worker_mapping[role] = ray.remote(self._worker_class)
+        for role in self.role_worker_mapping.keys() & _POLICY_ROLES:
+            self.role_worker_mapping[role] = ray.remote(self._worker_class)
+        if Role.Critic in self.role_worker_mapping:
+            self.role_worker_mapping[Role.Critic] = ray.remote(PositionsTrainingWorker)
 
     def _setup(self) -> None:
         super()._setup()
@@ -322,7 +327,12 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Behind it no token is taken out of the loss any more: the number that it is divided by is settled here."""
-        batch = self._corrected_advantage(batch, metrics)
+        try:
+            batch = self._corrected_advantage(batch, metrics)
+        except ValueError as error:  # of estimators that whiten what they make, which takes two tokens
+            if "mask" not in str(error):
+                raise
+            self._leave_all_out(batch)
         if self.replay_buffer.withheld_tok or self.config.algorithm.rollout_correction.rollout_rs is not None:
             store.leave_rejected_out(batch, self._updates(len(batch)))
         return batch
@@ -339,8 +349,9 @@ class AsyncDAPOTrainer(PPOTrainer):
             log_ratio_BT = data["old_log_probs"] - pad_sequence(sampled_by, batch_first=True)
         is_newest_BT = data["policy_versions"] >= self.global_steps - 1
         metrics.update(importance_metrics(importance_sums(log_ratio_BT, is_newest_BT, mask_BT)))
-        if not mask_BT.any():
-            return self._advantage_without_tokens(batch, metrics)
+        if not mask_BT.any():  # verl's correction refuses such a batch
+            self._leave_all_out(batch)
+            return batch
         batch = super()._compute_advantage(batch, metrics)
         if self._mixture is not None:
             weights_BT, weight_metrics = truncated_weights(log_ratio_BT.float(), mask_BT, correction)
@@ -356,11 +367,13 @@ class AsyncDAPOTrainer(PPOTrainer):
         metrics.update(one_update.step_metrics(metrics))
         return batch
 
-    def _advantage_without_tokens(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Of a batch whose every token is out of the loss: verl's correction refuses one."""
-        logger.warning("step %d: no token of the batch is in the loss; it is not corrected", self.global_steps)
-        with self._bypassing(True):
-            return super()._compute_advantage(batch, metrics)
+    def _leave_all_out(self, batch: KVBatchMeta) -> None:
+        """Take every token of a batch out of the loss, where at most one is left in it."""
+        logger.warning("step %d: the batch has fewer than two tokens in the loss, and is left out", self.global_steps)
+        mask = store.read_fields(batch, ["response_mask"])["response_mask"]
+        store.write_field(batch, "response_mask", map(torch.zeros_like, mask))
+        for field in ("advantages", "returns"):
+            store.write_field(batch, field, [torch.zeros(len(mask_T)) for mask_T in mask])
 
     @contextmanager
     def _bypassing(self, bypasses: bool) -> Iterator[None]:
