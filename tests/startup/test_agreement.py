@@ -16,12 +16,10 @@ from recipe.async_dapo.core.agreement import ENOUGH_TOK, LogProbsDisagree, Newes
 from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
+from ..support.ranks import nested
+
 PROMPT_LEN, LENS, SAMPLED = 2, (600, 1000), -2.0
 FEW = (3, 5)
-
-
-def nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 class Actor:
