@@ -1,15 +1,11 @@
 """Agent loops are what verl's own worker would make."""
 
-import logging
-import sys
-
 import pytest
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
-from recipe.async_dapo.runtime.logs import show_logs
 
 
 class EchoLoop:
@@ -59,13 +55,3 @@ def test_a_loop_that_cannot_be_made_is_an_error_and_no_failed_prompt(registry) -
         registry(no_such_option=1).make("echo")
     with pytest.raises(ConfigError, match=r"agent=echo: this agent loop cannot be made on node .*no_such_module"):
         registry(_target_="no_such_module.Loop").make("echo")
-
-
-def test_our_warnings_are_shown_although_vllm_silences_the_root_logger(capsys, monkeypatch) -> None:
-    package_logger = logging.getLogger("recipe.async_dapo")
-    for name in ("handlers", "level", "propagate"):
-        monkeypatch.setattr(package_logger, name, getattr(package_logger, name))
-    assert "vllm" in sys.modules
-    show_logs()
-    logging.getLogger("recipe.async_dapo.rollout.worker").warning("attempt 1 failed")
-    assert "attempt 1 failed" in capsys.readouterr().err

@@ -55,6 +55,7 @@ def test_given_two_first_jobs_on_a_machine_when_both_transfer_at_once_then_each_
             assert [set(run.loaded.values()) for run in runs] == [{value} for value in values]
             assert [set(run.loaded) for run in runs] == [set(NAMES)] * 2
     assert [os.listdir(tmp_path / f"session_{k}" / "sockets") for k in range(2)] == [[], []], "a socket is left"
+    assert [run.sender.server_handle.versions for run in runs] == [list(range(ROUNDS))] * 2
 
 
 def test_given_another_runs_weights_when_they_are_transferred_then_the_error_names_replica_expected_and_found(

@@ -38,12 +38,6 @@ def output(response_ids: list[int], mask: list[int], **rest: Any) -> AgentLoopOu
     )
 
 
-def test_tokens_of_tools_among_sampled_ones_have_no_version() -> None:
-    """Whatever a loop leaves out of what was sampled: `test_recording.py`."""
-    with_tools = output([10, 11, 12, 99, 99, 13, 14], [1, 1, 1, 0, 0, 1, 1])
-    assert PackedOutput.pack(with_tools, sampled()).stamps == ((0, 2), (1, 3))
-
-
 @pytest.mark.parametrize(("dtype", "least"), [(np.uint8, 250), (np.uint16, 500)])
 def test_given_routes_then_training_gets_what_verl_makes_of_them_and_a_loop_that_drops_them_is_refused(dtype, least):
     routes = (least + np.arange(5 * 2 * 3) % 6).reshape(5, 2, 3).astype(dtype)
@@ -54,13 +48,6 @@ def test_given_routes_then_training_gets_what_verl_makes_of_them_and_a_loop_that
     assert torch.equal(ours, verls) and ours.dtype is verls.dtype and ours.shape == (7, 2, 3)
     with pytest.raises(ConfigError, match="agent loop=routed_experts: training replays them"):
         PackedOutput.pack(output([10], [1]), sampled(routes))
-
-
-def test_given_several_outputs_then_each_has_the_versions_of_its_own_tokens() -> None:
-    tokens = sampled()
-    assert PackedOutput.pack(output([10], [1]), tokens).stamps == ((0, 1),)
-    assert PackedOutput.pack(output([99], [0]), tokens).stamps == ()
-    assert PackedOutput.pack(output([11, 12, 13, 14], [1, 1, 1, 1]), tokens).stamps == ((0, 1), (1, 3))
 
 
 def test_given_tokens_of_tools_that_are_not_masked_then_they_are_refused() -> None:

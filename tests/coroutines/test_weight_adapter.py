@@ -12,11 +12,9 @@ import pytest
 import torch
 import zmq
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
-from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 
 from recipe.async_dapo.weights import adapter as adapter_module
 from recipe.async_dapo.weights.adapter import EngineWatch, WeightSender
-from recipe.async_dapo.weights.stream import PROOF
 
 from ..support.weight_ends import Call
 
@@ -102,12 +100,6 @@ def update(adapter: WeightSender, stream: Stream, *, meanwhile: Any = None) -> N
         thread.join()
 
 
-def receive_all(adapter: WeightSender, into: list[str]) -> None:
-    """What an engine does: verl's code."""
-    receiver = BucketedWeightReceiver(adapter.zmq_handle, torch.device("cpu"), use_shm=True)
-    receiver.receive_weights(lambda weights, is_last: into.extend(name for name, _ in weights))
-
-
 def receive_one_bucket(adapter: WeightSender) -> None:
     """An engine that takes the buffer and its first filling, and then answers no more."""
     with zmq.Context() as context, context.socket(zmq.REP) as socket:
@@ -115,18 +107,6 @@ def receive_one_bucket(adapter: WeightSender) -> None:
         socket.recv_pyobj()
         socket.send(b"")
         assert not socket.recv_pyobj()["is_last"]
-
-
-def test_given_a_living_engine_then_it_gets_all_weights_and_their_version(tmp_path, server) -> None:
-    adapter, stream, received = make_adapter(tmp_path, server), Stream(), []
-
-    def engine() -> None:
-        receive_all(adapter, received)
-        server.call("collective_rpc").future().set_result(None)
-
-    update(adapter, stream, meanwhile=engine)
-    assert received == [*(name for name, _ in TENSORS), PROOF]
-    assert server.named("clear_kv_cache") == server.named("set_global_steps") == 1 and not server.is_killed
 
 
 def test_given_an_engine_that_dies_before_it_takes_anything_then_the_rank_goes_on_with_the_others(tmp_path, server):

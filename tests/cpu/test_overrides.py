@@ -36,10 +36,6 @@ def test_given_a_folder_of_any_name_when_parsed_then_paths_arrive_whole(name):
     assert values["ray_kwargs.ray_init._temp_dir"] == str(folder)
 
 
-def test_given_no_stop_rule_when_parsed_then_the_strategy_decides():
-    assert parsed(Path("/runs"))["async_dapo.stop_rule"] is None
-
-
 def test_verls_sync_mode_trains_with_the_actor_of_the_recipe():
     job = list(verl_overrides(settings(Path("/runs"))))
     recipe = compose_run([*job, *recipe_overrides(strategy="partial", stop_rule=None)])

@@ -74,12 +74,6 @@ def test_given_a_shape_when_problems_are_drawn_then_they_keep_its_bounds_and_fit
     assert len(problem.answer) + 1 <= shape.max_response_tok
 
 
-def test_given_a_prompt_when_the_chat_template_is_applied_then_it_fits(tokenizer):
-    for row in dataset_rows(50, seed=0, held_out=False):
-        prompt = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
-        assert len(prompt) <= task.MAX_PROMPT_TOK
-
-
 def test_given_the_careless_teacher_when_it_answers_in_groups_then_half_of_them_are_filtered():
     rng = random.Random(1)
     group_scores = [

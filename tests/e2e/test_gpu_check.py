@@ -56,8 +56,3 @@ def test_given_a_cpu_when_checked_then_figures_are_measured_ones(written) -> Non
         assert re.match(r"steps of (\d+\.\d, ){2}\d+\.\d s, ", found[case])
     accepted = re.search(r"([\d.]+) tokens a step of an engine", found["drafts"])
     assert accepted is not None and float(accepted[1]) > 1
-
-
-def test_given_a_cpu_when_checked_then_the_planners_record_is_there(output) -> None:
-    lines = [json.loads(line) for line in (output / "speed" / "speed.jsonl").read_text().splitlines()]
-    assert len(lines) == 6 and all(line["tokens_per_s"] > 0 for line in lines)

@@ -104,6 +104,7 @@ def test_given_kv_in_host_memory_when_judged_then_some_must_be_found_there() -> 
 ALIKE = ("partial", "discard", "consistent", "partial, first model runner", "partial, compiled")
 CHECKED = [case for case in CASES if case.name not in ALIKE and case.package != "arctic_inference"]
 CHECKED.append(Case(name="two engines", gpus=2))
+ON_A_CPU = [case for case in CASES if not (case.on_gpus_only or case.package)]
 
 
 @pytest.fixture(scope="module")
@@ -118,33 +119,25 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Assets:
 @pytest.mark.filterwarnings("ignore:Disabled critic")  # verl announces at every check that GRPO needs none
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # transformers' processors, with numpy 2
 @pytest.mark.filterwarnings("ignore:set sequence parallel")  # verl's, of Megatron on one GPU
-@pytest.mark.parametrize("case", CHECKED, ids=lambda case: case.name)
-def test_given_a_run_on_a_gpu_when_it_is_checked_then_its_options_are_in_order(
-    case: Case, assets: Assets, tmp_path: Path
+@pytest.mark.parametrize(
+    ("case", "device"),
+    [*((case, "cuda") for case in CHECKED), *((case, "cpu") for case in ON_A_CPU)],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_given_a_run_when_it_is_checked_then_its_options_are_in_order(
+    case: Case, device: str, assets: Assets, tmp_path: Path
 ) -> None:
     """Of what does not need a GPU to be known."""
     for _ in range(2 if case.family else 0):  # the second time over what an earlier run has left
-        assets = prepare_family(case.family, tmp_path / "family", device="cuda")
-    own = overrides(case, assets, assets.model, device="cuda", folder=tmp_path, ray_folder=tmp_path)
-    config = compose_run([one for one in own if not one.startswith("hydra.")] + ["trainer.device=cpu"])
+        assets = prepare_family(case.family, tmp_path / "family", device=device)
+    own = overrides(case, assets, assets.model, device=device, folder=tmp_path, ray_folder=tmp_path)
+    here = ["trainer.device=cpu"] if device == "cuda" else []
+    config = compose_run([one for one in own if not one.startswith("hydra.")] + here)
     check_all(config)
-    assert config.actor_rollout_ref.actor.use_dynamic_bsz
-    assert config.actor_rollout_ref.model.use_remove_padding == (not case.family)
-    assert config.actor_rollout_ref.rollout.free_cache_engine == (case.name != "partial_stale_kv")
-
-
-@pytest.mark.filterwarnings("ignore:Disabled critic")
-@pytest.mark.filterwarnings("ignore:__array__ implementation")
-@pytest.mark.parametrize(
-    "case", [one for one in CASES if not (one.on_gpus_only or one.package)], ids=lambda case: case.name
-)
-def test_given_a_run_on_a_cpu_when_it_is_checked_then_its_options_are_in_order(
-    case: Case, assets: Assets, tmp_path: Path
-) -> None:
-    if case.family:
-        assets = prepare_family(case.family, tmp_path / "family", device="cpu")
-    own = overrides(case, assets, assets.model, device="cpu", folder=tmp_path, ray_folder=tmp_path)
-    check_all(compose_run([one for one in own if not one.startswith("hydra.")]))
+    if device == "cuda":
+        assert config.actor_rollout_ref.actor.use_dynamic_bsz
+        assert config.actor_rollout_ref.model.use_remove_padding == (not case.family)
+        assert config.actor_rollout_ref.rollout.free_cache_engine == (case.name != "partial_stale_kv")
 
 
 def test_given_a_model_made_here_then_its_heads_have_real_sizes(tmp_path: Path) -> None:

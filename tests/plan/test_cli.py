@@ -5,12 +5,9 @@ import io
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from recipe.async_dapo_lab.plan import recommend
 from recipe.async_dapo_lab.plan.__main__ import main
-from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.systems import System
 
 from ..support.plan_settings import small_scenario
@@ -142,9 +139,3 @@ def test_given_a_cache_that_no_training_keeps_over_weight_updates_then_it_is_not
 def test_given_bad_input_then_the_error_names_key_value_and_remedy(capsys, arguments, words):
     assert main(["--jobs", "1", *arguments]) == 2
     assert words in capsys.readouterr().err
-
-
-@given(st.integers(1, 1024), st.floats(0.01, 1))
-def test_given_any_inputs_then_the_scenario_says_the_same(groups, share):
-    scenario = Inputs.load({"train_batch_size": str(groups), "valid_share": str(share)}).scenario()
-    assert scenario.train_batch_size == groups and scenario.valid_share == pytest.approx(share)

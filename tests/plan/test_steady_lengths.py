@@ -11,7 +11,6 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
@@ -98,13 +97,6 @@ def ratios(*, seeds: int, sigma: float, valid_share: float = 0.6, **options) -> 
 def test_given_discard_when_half_of_the_groups_are_behind_those_trained_then_short_answers_are_not_preferred():
     answers, prompts = ratios(seeds=1, sigma=1.4, valid_share=1.0, rollout_strategy=DISCARD.value, **TWICE)
     assert answers == pytest.approx(1, abs=0.02) and prompts == pytest.approx(1, abs=0.01)
-
-
-@pytest.mark.slow
-def test_given_complete_groups_kept_and_the_others_drawn_again_then_the_same_ratio_shows_it(monkeypatch):
-    monkeypatch.setattr(AsyncDAPOConfig, "draws_again", False)
-    answers, _ = ratios(seeds=1, sigma=1.4, valid_share=1.0, rollout_strategy=DISCARD.value, **TWICE)
-    assert answers < 0.96
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""The project's Markdown pages, parsed: their links, their headings, what they set as code."""
+"""The project's Markdown pages, parsed: what they set as code."""
 
 import ast
 import re
@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 from recipe.async_dapo_lab.plan.inputs import Inputs
 
@@ -34,23 +33,10 @@ class Page:
         self._blocks = MarkdownIt("commonmark").enable("table").parse(self.text)
 
     @property
-    def links(self) -> list[str]:
-        """Targets of links and pictures, without those of the web."""
-        targets = [str(token.attrs.get("href", token.attrs.get("src"))) for token in self._inline("link_open", "image")]
-        return [target for target in targets if "://" not in target]
-
-    @property
-    def anchors(self) -> set[str]:
-        """Of its headings, as GitHub makes them."""
-        titles = [
-            self._blocks[place + 1].content for place, token in enumerate(self._blocks) if token.type == "heading_open"
-        ]
-        return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-    @property
     def code(self) -> list[str]:
         """What stands between backticks."""
-        return [token.content for token in self._inline("code_inline")]
+        tokens = (token for block in self._blocks for token in block.children or ())
+        return [token.content for token in tokens if token.type == "code_inline"]
 
     @property
     def code_blocks(self) -> list[str]:
@@ -66,12 +52,6 @@ class Page:
                 words = words[1:]
             if words and words[0] in ("python", "bash", "pytest"):
                 yield words
-
-    def _inline(self, *kinds: str) -> Iterator[Token]:
-        for block in self._blocks:
-            for token in block.children or ():
-                if token.type in kinds:
-                    yield token
 
 
 def _words(line: str) -> tuple[str, ...]:

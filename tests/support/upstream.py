@@ -68,12 +68,6 @@ SIGNATURES = {
     TRANSFER + "BucketedWeightSender.__init__": "(self, zmq_handle, bucket_size_mb=512, use_shm=False)",
     "verl.workers.rollout.utils:ensure_async_iterator": "(iterable)",
     # workers and manager
-    AGENT_LOOP + "AgentLoopWorker.__init__": (
-        "(self, config, llm_client, teacher_client=None, reward_loop_worker_handles=None)"
-    ),
-    AGENT_LOOP + "AgentLoopManager.__init__": (
-        "(self, config, llm_client, teacher_client=None, reward_loop_worker_handles=None)"
-    ),
     AGENT_LOOP + "AgentLoopManager.create": "(cls, *args, **kwargs)",
     AGENT_LOOP + "AgentLoopManager.generate_sequences": "(self, prompts)",
     # the trainer
@@ -155,6 +149,8 @@ READ = {
     AGENT_LOOP + "AgentLoopBase.process_multi_modal_info": "25604d7678b6",  # asks the class of the data set
     "verl.utils.model:extract_multi_modal_inputs": "c16e25c861f5",  # calls `in` and `items` of each row's inputs
     AGENT_LOOP + "AgentLoopManager._init_agent_loop_workers": "563147c55209",
+    AGENT_LOOP + "AgentLoopManager.__init__": "a67e0bfed5dd",  # keeps a class of workers that is set before
+    AGENT_LOOP + "AgentLoopWorker.__init__": "8e77dd9fe7ef",  # gives the client its `tokenizer`; keeps reward workers
     AGENT_LOOP + "AgentLoopOutput.as_dict": "ee57aa610c44",
     SERVER + "vLLMHttpServer.generate": "2dcab33b7df5",  # keeps the last chunk of the stream
     SERVER + "vLLMHttpServer.run_server": "1603d0b057a1",  # sets `engine`; serves HTTP at `_server_address`
@@ -197,28 +193,4 @@ READ = {
     REWARD + "reward_manager.dapo:DAPORewardManager.run_single": "3374ead73fbf",
     REWARD + "reward_manager.remote:RemoteRewardManager.run_single": "6ea5e24f975f",
     "verl.trainer.main_ppo:run_ppo": "416ebffb70c7",
-}
-
-# Attributes we read that an upstream class sets in one of its own methods.
-ATTRIBUTES = {
-    TRAINER + "PPOTrainer": (
-        "checkpoint_manager",
-        "config",
-        "curr_step_profile",
-        "global_steps",
-        "llm_server_manager",
-        "logger",
-        "replay_buffer",
-        "role_worker_mapping",
-        "timing_raw",
-    ),
-    AGENT_LOOP + "AgentLoopManager": ("agent_loop_workers", "agent_loop_workers_class", "config", "llm_client"),
-    AGENT_LOOP + "AgentLoopWorker": ("config", "llm_client"),
-    CLIENT + "LLMServerClient": ("_load_balancer", "config"),
-    SERVER + "vLLMHttpServer": ("engine", "global_steps"),
-    SERVER + "vLLMReplica": ("server_class",),
-    "verl.utils.dataset.rl_dataset:RLHFDataset": ("dataframe", "filter_overlong_prompts"),
-    ADAPTER + "ServerAdapter": ("zmq_handle", "replica_rank"),
-    "verl.workers.rollout.base:BaseRollout": ("config", "model_config", "device_mesh"),
-    "verl.workers.engine_workers:ActorRolloutRefWorker": ("rollout",),
 }

@@ -77,6 +77,7 @@ class Server:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._threads = ThreadPoolExecutor(1)
+        self.versions: list[int] = []  # that it was told
 
     def __getattr__(self, method: str) -> Any:
         return SimpleNamespace(remote=getattr(self, f"_{method}"))
@@ -89,7 +90,8 @@ class Server:
 
     async def _clear_kv_cache(self) -> None: ...
 
-    async def _set_global_steps(self, version: int) -> None: ...
+    async def _set_global_steps(self, version: int) -> None:
+        self.versions.append(version)
 
 
 class Run:
