@@ -63,6 +63,7 @@ class Recorder:
     step: Step = Step.LOOP
     calls_s: float = 0.0  # of the calls whose answers the loop has, in whatever round they were made
     given_up: Exception | None = None  # why the trajectory cannot go on, even if its loop swallows errors
+    shared_fields: dict[int, Any] = field(default_factory=dict)  # a `SharedFields` for each `agent_data.extra_fields`
     _same_calls: Counter[tuple[int, str, str]] = field(default_factory=Counter)  # asked for in this run of the loop
 
     def begin_round(self, trajectory: Trajectory, *, runner: Any, limit_tok: int | None) -> None:

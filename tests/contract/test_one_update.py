@@ -25,7 +25,7 @@ from recipe.async_dapo.training.importance_sampling import importance_metrics, i
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 
 from ..support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
-from ..support.ranks import run_ranks
+from ..support.ranks import nested, run_ranks
 
 ROWS, PROMPT_TOK, NEWEST = 8, 5, 6
 ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.model."
@@ -52,10 +52,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "algorithm.rollout_correction.rollout_is=null",
     ),
 }
-
-
-def nested(rows: list[Tensor]) -> Tensor:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 def make_batch(seed: int) -> TensorDict:
@@ -132,7 +128,7 @@ class Rank:
 
     def update(self, data: TensorDict, **told: Any) -> tuple[list[Tensor], dict[str, Any]]:
         """All trained parameters after it, and its metrics as the trainer has them."""
-        data, rows = data.clone(recurse=False), ROWS * dist.get_world_size()
+        data, rows = data.clone(recurse=False), len(data) * dist.get_world_size()
         exact = self.config.actor_rollout_ref.actor.calculate_entropy
         tu.assign_non_tensor(data, calculate_entropy=exact, temperature=1.0, epochs=1, seed=0, **told)
         tu.assign_non_tensor(data, global_batch_size=rows, mini_batch_size=rows, dataloader_kwargs={"shuffle": False})

@@ -9,19 +9,14 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from verl.utils import tensordict_utils as tu
-from verl.utils.metric import reduce_metrics
-from verl.workers.engine_workers import ActorRolloutRefWorker
-from verl.workers.utils.padding import response_from_nested
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.training import one_update
 from recipe.async_dapo.weights.route_replay import RouteReplay, part_of
-from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 from recipe.async_dapo_lab.gpu_check.families import qwen3_moe
 
 from ..support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
-from ..support.ranks import run_ranks
+from ..support.ranks import nested, run_ranks
+from .test_one_update import Rank
 
 LAYERS, EXPERTS, TOP_K, PROMPT_TOK = 2, 8, 2, 4
 LENS = (5, 1, 9, 7)
@@ -35,10 +30,6 @@ VARIANTS = [
     ("actor_rollout_ref.model.use_remove_padding=True", "actor_rollout_ref.model.enable_gradient_checkpointing=True"),
     ("actor_rollout_ref.model.use_remove_padding=False", "actor_rollout_ref.model.enable_gradient_checkpointing=False"),
 ]
-
-
-def nested(rows: list[Tensor]) -> Tensor:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 def log_probs(model: Any, row_T: Tensor, routes: list[Tensor] | None) -> Tensor:
@@ -85,20 +76,12 @@ def make_batch(vocabulary: int) -> TensorDict:
 def trained(files: Path, variant: tuple[str, ...], data: TensorDict) -> tuple[list[Tensor], Tensor, float]:
     """Parameters after a step, log-probs before it, and how far those of the update were from them."""
     config = compose_run([*valid_overrides(files), *OVERRIDES, *variant])
-    worker = AsyncDAPOActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
-    ActorRolloutRefWorker.init_model(worker)
-    RouteReplay(worker.actor.engine)
-    worker.set_loss_fn(one_update.loss_of(config))
-    asked = data.clone(recurse=False)
-    tu.assign_non_tensor(asked, calculate_entropy=False, compute_loss=False, temperature=1.0)
-    found = response_from_nested(worker.compute_log_prob(asked)["log_probs"], data["response_mask"])
+    rank = Rank(config)
+    RouteReplay(rank.worker.actor.engine)
+    found, _ = rank.log_probs(data)
     step = data.clone(recurse=False)
     step["old_log_probs"] = found
-    tu.assign_non_tensor(step, calculate_entropy=False, temperature=1.0, epochs=1, seed=0)
-    rows = len(LENS)
-    tu.assign_non_tensor(step, global_batch_size=rows, mini_batch_size=rows, dataloader_kwargs={"shuffle": False})
-    metrics = reduce_metrics(tu.get(worker.update_actor(step), "metrics"))
-    parameters = [p.full_tensor().detach().clone() for p in worker.actor.engine.module.parameters()]
+    parameters, metrics = rank.update(step)
     return parameters, found, metrics["actor/ppo_kl"]
 
 

@@ -19,7 +19,15 @@ from recipe.async_dapo.calls import (
     cut,
     prompt_digest,
 )
-from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Segment, Trajectory, Turn
+from recipe.async_dapo.core.trajectory import (
+    Attachment,
+    BrokenRecord,
+    PromptGroup,
+    Segment,
+    Suspension,
+    Trajectory,
+    Turn,
+)
 
 tokens = st.integers(0, 2**31 - 1)
 log_probs = st.floats(-100, 0, width=32)
@@ -163,7 +171,7 @@ def test_given_a_trajectory_when_finished_or_restarted_then_its_lengths_and_vers
         append_tokens(turn, [t for t, _, _ in chunk], [p for _, p, _ in chunk], stamps_of([v for _, _, v in chunk]))
     count, stamps = trajectory.generated_tok, trajectory.stamps
     group = PromptGroup(uid="u", prompt={}, drawn_at_step=1, trajectories=[trajectory, Trajectory(session_id=1)])
-    assert group.has_started and len(group.unfinished) == 2
+    assert group.has_started == any(chunks) and len(group.unfinished) == 2
     trajectory.finish(["output"])
     assert (trajectory.generated_tok, trajectory.stamps, trajectory.turns) == (count, stamps, [])
     assert group.unfinished == group.trajectories[1:]
@@ -172,6 +180,16 @@ def test_given_a_trajectory_when_finished_or_restarted_then_its_lengths_and_vers
     assert group.age == 3
     assert group.restart() == count
     assert not group.has_started and group.generated_tok == group.age == 0 and not group.versions()
+
+
+def test_given_a_turn_that_no_engine_has_begun_then_its_trajectory_has_not_started() -> None:
+    trajectory = Trajectory(session_id=0)
+    turn = Recorder(trajectory=trajectory).begin_turn([1])
+    assert not trajectory.has_started, "it waited for a lease, and there is nothing to resume"
+    turn.attachment = Attachment(server_id="server", lease_id="lease")
+    assert trajectory.has_started
+    turn.attachment, trajectory.suspension = None, Suspension(worker=0, loop="0-0")
+    assert trajectory.has_started, "its loop is alive"
 
 
 def sampled_by(versions: list[int], kinds: int = 100) -> tuple[Turn, Turn]:

@@ -13,6 +13,7 @@ from recipe.async_dapo.calls import Recorder, TrajectoryInterrupted, current_rec
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
+from recipe.async_dapo.runtime.actor_watch import ActorDied
 
 from ..support.client_world import (
     ALL_TOKENS,
@@ -340,6 +341,13 @@ def test_given_a_frozen_request_when_its_resumption_is_cancelled_at_every_await_
     for first in range(count):
         simulate(main(frozenset({first})))
         simulate(main(frozenset({first, first + 1})))
+
+
+async def test_given_a_load_balancer_that_is_dead_then_the_error_says_so() -> None:
+    it = world()
+    it.balancer_handle.kill()
+    with pytest.raises(ActorDied, match="the load balancer is gone"):
+        await it.generate()
 
 
 async def test_given_a_load_balancer_that_is_cut_off_when_a_request_ends_then_its_lease_comes_back_later() -> None:

@@ -33,7 +33,7 @@ def make_replica() -> Any:
 
 @pytest.mark.parametrize("times", [4, 6])
 def test_the_first_sleep_of_an_engine_may_take_longer_than_the_next_ones(monkeypatch, times: int) -> None:
-    """`test_cluster_engines.py` has the limit of the next ones."""
+    """`test_cluster_faults.py` has the limit of the next ones."""
 
     async def sleep(self: Any) -> None:
         await asyncio.sleep(times * LIMIT_S)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
@@ -13,6 +14,8 @@ from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.step import Step
 from recipe.async_dapo.core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, Turn
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
+from recipe.async_dapo.record.plain_values import MAX_DEPTH
+from recipe.async_dapo.runtime.actor_watch import ActorDied
 from recipe.async_dapo.store import rows_of
 
 from ..support.rollout_world import Loop, N, finished, group, outcome_of, recorder, rollout, scores, stopped_at
@@ -60,7 +63,7 @@ def test_given_an_agent_loop_that_raises_then_the_group_is_dropped_and_counted(o
 
 @pytest.mark.parametrize(
     "error",
-    [ActorDiedError(), EnginesUnavailable("none"), ConfigError("key", 1, "remedy"), BrokenRecord("no log-probs")],
+    [ActorDied("gone"), EnginesUnavailable("none"), ConfigError("key", 1, "remedy"), BrokenRecord("no log-probs")],
     ids=repr,
 )
 def test_given_a_part_of_the_system_gone_then_it_is_no_failed_group_but_an_error(error: Exception) -> None:
@@ -71,8 +74,29 @@ def test_given_a_part_of_the_system_gone_then_it_is_no_failed_group_but_an_error
 
 def test_given_a_failed_trajectory_and_a_dead_actor_at_once_then_the_error_is_not_hidden_by_the_failure() -> None:
     with pytest.raises(BaseExceptionGroup) as raised:
-        simulate(rollout(breaking(KeyError("refused"), *[ActorDiedError()] * 3)).run(group()))
-    assert all(isinstance(error, ActorDiedError) for error in raised.value.exceptions)
+        simulate(rollout(breaking(KeyError("refused"), *[ActorDied("gone")] * 3)).run(group()))
+    assert all(isinstance(error, ActorDied) for error in raised.value.exceptions)
+
+
+def test_given_an_actor_of_the_user_s_that_dies_under_a_loop_then_its_group_is_dropped_and_the_run_goes_on() -> None:
+    outcome = simulate(outcome_of(rollout(breaking(ActorDiedError()))))
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "generation_error")
+
+
+@pytest.mark.parametrize("validates", [False, True])
+def test_given_extra_fields_nested_too_deep_then_their_trajectory_fails_and_the_run_goes_on(validates: bool) -> None:
+    deep: list[Any] = []
+    for _ in range(MAX_DEPTH):
+        deep = [deep]
+
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        [output] = finished(trajectory)
+        if trajectory.session_id == 1:
+            output.extra_fields["parsed"] = deep
+        return [output]
+
+    outcome = simulate(outcome_of(rollout(loop, keeps_failures=validates)))
+    assert (outcome.reason, outcome.failed) == ("nested_too_deep", 1)
 
 
 async def test_given_validation_when_trajectories_fail_then_the_others_are_kept() -> None:

@@ -2,17 +2,19 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from recipe.async_dapo.calls import Recorder
+from recipe.async_dapo.calls import Recorder, append_tokens, prompt_digest, recorded, unknown_calls
 from recipe.async_dapo.core.outcome import Verdict
-from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Trajectory, Turn
+from recipe.async_dapo.record.plain_values import MAX_DEPTH
 from recipe.async_dapo.rollout import agent_loops
 
-from ..support.rollout_world import N, finished, group, outcome_of, rollout, stopped_at
+from ..support.rollout_world import Loop, N, finished, group, outcome_of, recorder, rollout, stopped_at
 from ..support.simulation import now_s, settle
 
 
@@ -54,6 +56,119 @@ async def test_given_a_loop_that_makes_a_call_as_it_cleans_up_when_it_is_ended_t
     await settle()
     await loop.end()
     assert cleaned == ["yes"] and now_s() < 1.0
+
+
+class Asking:
+    """A loop that makes one call, and takes a minute for its answer."""
+
+    keeps_state = True
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    async def run(self, sampling_params: dict[str, Any], *, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        await recorded(self._call)
+        await asyncio.sleep(60)
+        return finished(trajectory)
+
+
+def asking(kept: agent_loops.KeptLoops, call: Callable[..., Any]) -> Loop:
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        return await kept.run(lambda: Asking(call), {}, trajectory=trajectory)
+
+    return loop
+
+
+@pytest.mark.parametrize("has_happened", [False, True])
+async def test_given_a_stop_while_recover_is_asked_then_a_kept_loop_goes_on_in_the_next_round_and_on_its_record(
+    has_happened: bool,
+) -> None:
+    made: list[float] = []
+
+    async def recover(call: str) -> int:
+        await asyncio.sleep(10)
+        if not has_happened:
+            raise LookupError(call)
+        return 2
+
+    @unknown_calls("retry", recover)
+    async def charge() -> int:
+        made.append(now_s())
+        return 2
+
+    held, kept = group(), agent_loops.KeptLoops(most=N)
+    for trajectory in held.trajectories:
+        trajectory.is_restored = True
+    assert await stopped_at(rollout(asking(kept, charge), kept=kept), held, 5.0) is None
+    held = held.take_tokens()  # to the object store
+    await asyncio.sleep(20)
+    assert not made, "no call begins after the stop"
+    assert await stopped_at(rollout(asking(kept, charge), kept=kept), held, 5.0) is None
+    assert made == ([] if has_happened else [25.0] * N)
+    [*calls] = [call for trajectory in held.trajectories for call in trajectory.calls.values()]
+    assert len(calls) == N and all(call.result is not None for call in calls)
+    await kept.end_others(frozenset())
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_given_a_carried_call_that_its_trajectory_fails_of_then_it_is_not_made_again(is_kept: bool) -> None:
+    made = 0
+
+    async def answer() -> Any:
+        nonlocal made
+        made += 1
+        await asyncio.sleep(10)
+        deep: list[Any] = []
+        for _ in range(MAX_DEPTH):
+            deep = [deep]
+        return deep
+
+    held, kept, ended = group(), agent_loops.KeptLoops(most=N if is_kept else 0), agent_loops.KeptLoops()
+    assert await stopped_at(rollout(asking(ended, answer), kept=ended), held, 5.0) is None
+    held = held.take_tokens()
+    if is_kept:  # it waits in another worker, and the answer comes between two rounds
+        assert await stopped_at(rollout(asking(kept, answer), kept=kept), held, 2.0) is None
+        held = held.take_tokens()
+        await asyncio.sleep(10)
+    outcome = await outcome_of(rollout(asking(kept, answer), kept=kept), held)
+    assert (outcome.verdict, outcome.reason, made) == (Verdict.FAILED, "nested_too_deep", N)
+
+
+class Untidy:
+    """The second of a group comes to rest, the first one there is no room for, and the third one fails."""
+
+    keeps_state = True
+
+    async def run(self, sampling_params: dict[str, Any], *, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        await asyncio.sleep([2, 1, 3, 100][trajectory.session_id])
+        if trajectory.session_id == 2:
+            raise KeyError("refused")
+        if trajectory.session_id < 2:
+            recorder().begin_turn([99])  # another than the recorded one
+            recorder().stop()
+            try:
+                await recorder().kept_loop.next_round()
+            finally:
+                await asyncio.sleep(10)
+        return finished(trajectory)
+
+
+async def test_given_a_loop_that_is_being_ended_when_a_sibling_fails_then_its_frozen_request_is_taken_out() -> None:
+    abandoned: list[Attachment] = []
+    held, kept = group(), agent_loops.KeptLoops(most=1)
+    attachment = Attachment(server_id="server", lease_id="lease")
+    turn = Turn(prompt_digest=prompt_digest([0]), prompt_len_tok=1, attachment=attachment)
+    append_tokens(turn, [7, 8], [0.0] * 2, [(0, 2)])
+    held.trajectories[0].turns.append(turn)
+
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        return await kept.run(Untidy, {}, trajectory=trajectory)
+
+    running = rollout(loop, kept=kept, abandon=abandoned.extend)
+    assert (await outcome_of(running, held)).verdict is Verdict.FAILED
+    assert abandoned == [attachment] and running.take_report().counts.diverged_tok == 2
+    assert now_s() == 12.0, "the group has ended when its loops have"
+    await kept.end_others(frozenset())
 
 
 class Stateful:

@@ -5,12 +5,15 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from recipe.async_dapo.calls import recorded
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.rollout import tools
 from recipe.async_dapo.rollout.tools import TOOL_THREADS, recorded_tools
 from recipe.async_dapo.runtime.aio import LimitReached, within
 
@@ -102,6 +105,23 @@ def test_given_functions_that_never_return_when_their_calls_are_given_up_then_ot
         assert all(isinstance(one, LimitReached) for one in ended)
         async with asyncio.timeout(30):
             assert await plain.call({"hangs": False}) == "done"
+
+    try:
+        asyncio.run(main())
+    finally:
+        released.set()
+
+
+def test_given_too_many_functions_that_never_return_then_training_ends_and_names_their_tool(monkeypatch) -> None:
+    monkeypatch.setattr(tools, "MOST_THREADS", 3)
+    released = threading.Event()
+
+    async def main() -> None:
+        plain = tool(released.wait, is_async=False)
+        hanging = [within(0.1, plain.call({})) for _ in range(3)]
+        await asyncio.gather(*hanging, return_exceptions=True)
+        with pytest.raises(ConfigError, match="agent loop=tool tool: 3 calls have not returned"):
+            await plain.call({})
 
     try:
         asyncio.run(main())

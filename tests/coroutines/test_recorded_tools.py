@@ -150,6 +150,75 @@ async def test_given_a_tool_that_answers_with_a_picture_when_it_is_called_then_t
     assert caught.group_contains(ConfigError, match=r"^agent loop=tool: has answered with a picture or video: training")
 
 
+class Notes(BaseTool):
+    """A tool that keeps its notes in verl's place for them, shared by calls at once."""
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict]:
+        fields = kwargs["agent_data"].extra_fields
+        log, takes_s = fields.setdefault("log", []), parameters["takes_s"]
+        log.append(f"{takes_s} begins")
+        fields.pop("to_do", None)
+        await asyncio.sleep(takes_s)
+        log.append(f"{takes_s} ends")
+        fields["last"] = takes_s
+        return ToolResponse(text="noted"), 0.0, {}
+
+
+async def noted(tool: Any, takes_s: int, agent_data: Any) -> None:
+    instance_id, _ = await tool.create()
+    await tool.execute(instance_id, {"takes_s": takes_s}, agent_data=agent_data)
+    await tool.release(instance_id)
+
+
+@pytest.mark.parametrize("stop_s", [7.0, 20.0])  # after one of the calls, after both
+async def test_given_calls_at_once_that_share_fields_then_nothing_is_lost_and_a_resumed_loop_finds_them_the_same(
+    stop_s: float,
+) -> None:
+    [tool] = recorded_tools([Notes({}, OpenAIFunctionToolSchema(**SCHEMA))], timeout_s=60.0)
+    found: list[dict[str, Any]] = []
+
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        agent_data = SimpleNamespace(extra_fields={"to_do": "notes"})
+        await asyncio.gather(noted(tool, 10, agent_data), noted(tool, 5, agent_data))
+        found.append(agent_data.extra_fields)
+        await asyncio.sleep(60)
+        return finished(trajectory)
+
+    held = group()
+    assert await stopped_at(rollout(loop), held, stop_s) is None
+    assert (await outcome_of(rollout(loop), held)).verdict is Verdict.VALID
+    log = ["10 begins", "5 begins", "5 ends", "10 ends"]
+    assert found == [{"log": log, "last": 10}] * (8 if stop_s == 20.0 else 4)
+
+
+async def test_given_a_live_object_that_a_tool_keeps_then_it_is_left_out_of_the_output_and_the_run_goes_on(caplog):
+    class Keeping(Notes):
+        async def execute(
+            self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+        ) -> tuple[ToolResponse, float, dict]:
+            kwargs["agent_data"].extra_fields |= {"session": object(), "pages": 3}
+            return ToolResponse(text="open"), 0.0, {}
+
+    [tool] = recorded_tools([Keeping({}, OpenAIFunctionToolSchema(**SCHEMA))], timeout_s=60.0)
+
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        agent_data = SimpleNamespace(extra_fields={})
+        await noted(tool, 0, agent_data)
+        assert agent_data.extra_fields.keys() == {"session", "pages"}
+        [output] = finished(trajectory)
+        output.extra_fields = agent_data.extra_fields
+        return [output]
+
+    held = group()
+    with caplog.at_level(logging.WARNING):
+        assert (await outcome_of(rollout(loop), held)).verdict is Verdict.VALID
+    assert caplog.text.count("tool till keeps session in agent_data.extra_fields, which no record can hold") == 1
+    for trajectory in held.trajectories:
+        assert trajectory.outputs[0].rest.extra_fields.keys() == {"pages", "reward_extra_info"}
+
+
 class Hanging(Till):
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         await asyncio.sleep(1e6)

@@ -27,9 +27,11 @@ from recipe.async_dapo.core.outcome import TrajectoryFailed, Verdict
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.rollout.reward import RewardScorer
 from recipe.async_dapo.rollout.reward_process import answer_of
+from recipe.async_dapo.runtime.actor_watch import ActorDied
 from recipe.async_dapo.store import rows_of
 from recipe.async_dapo.training.metrics import fields_to_average
 
+from ..support.costly import costly
 from ..support.fakes import ScriptedReward
 from ..support.rollout_world import call_runner, group, outcome_of, rollout
 from ..support.scripted_reward import reward_options
@@ -148,8 +150,16 @@ async def test_given_a_score_of_before_a_resume_without_the_metric_of_now_then_t
 
 
 def test_given_a_dead_reward_worker_then_it_is_no_bad_answer() -> None:
-    with pytest.raises(ActorDiedError):
+    with pytest.raises(ActorDied, match="a reward worker is gone"):
         simulate(scorer(ScriptedReward(ActorDiedError()), max_retries=3).score([output()], {}, RECORDER))
+
+
+def test_given_an_actor_of_the_reward_function_s_that_has_died_then_that_is_its_error() -> None:
+    """As Ray raises it where the function runs in the reward worker itself."""
+    raised = RayTaskError("compute_score", "Traceback ...", ActorDiedError()).as_instanceof_cause()
+    assert isinstance(raised, ActorDiedError)
+    with pytest.raises(TrajectoryFailed, match="reward_error"):
+        simulate(scorer(ScriptedReward(raised)).score([output()], {}, RECORDER))
 
 
 def test_given_a_reward_worker_that_cannot_be_reached_for_a_while_then_no_attempt_is_spent_on_it() -> None:
@@ -266,6 +276,7 @@ FIELDS = st.dictionaries(
 
 
 @pytest.mark.slow
+@costly()
 @given(fields=st.lists(FIELDS, min_size=4, max_size=4), by_process=st.booleans())
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # means of infinite fields
 def test_whatever_fields_come_beside_the_score_no_group_is_lost_and_validation_can_show_them(

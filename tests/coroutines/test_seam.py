@@ -51,6 +51,7 @@ def test_given_parameters_of_a_whole_request_when_it_is_continued_then_they_are_
     assert continued(params, 9, 90)["min_tokens"] == 0
     assert continued(params, 1, 2)["min_tokens"] == 2, "a round's limit of tokens comes sooner, and engines compare"
     assert continued({"temperature": 0.5}, 3, 90) == {"max_tokens": 90, "temperature": 0.5}
+    assert end_of_stop([0, 1], 1, {"stop": "ab", "min_tokens": None}, decode) == 2, "None is no limit"
     assert not_continued({"presence_penalty": 0.0, "bad_words": [], "repetition_penalty": 1.2}) == []
     assert not_continued({"frequency_penalty": 0.1}) == ["frequency_penalty"]
 

@@ -16,12 +16,10 @@ from recipe.async_dapo.core.agreement import ENOUGH_TOK, LogProbsDisagree, Newes
 from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
+from ..support.ranks import nested
+
 PROMPT_LEN, LENS, SAMPLED = 2, (600, 1000), -2.0
 FEW = (3, 5)
-
-
-def nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 class Actor:
@@ -126,6 +124,11 @@ def test_log_probs_that_are_no_numbers_end_the_run(step):
         step(1, (0, 0), (float("nan"), float("nan")), lens=FEW)
 
 
+def test_log_probs_of_which_most_are_no_numbers_end_the_run_whatever_the_others_are(step):
+    with pytest.raises(LogProbsDisagree, match=r"sampled \(5 without a finite one\): k3 is inf"):
+        step(1, (0, 0), (float("nan"), 0.0), lens=(5, 1000))
+
+
 def test_few_tokens_that_are_off_by_accident_end_no_run_and_those_of_later_steps_are_added(step, caplog):
     step(7, (5, 6), (0.0, 1.3), lens=(1000, 1))
     step(8, (7, 7), (0.01, 0.01))
@@ -149,3 +152,9 @@ def test_a_run_of_few_tokens_a_step_that_is_a_little_off_warns_once(step, caplog
 
 def test_agreement_says_nothing():
     assert judge(NewestTokens(ENOUGH_TOK, 9.0)) == ""
+    assert judge(NewestTokens(ENOUGH_TOK, 9.0, not_finite=1)) == "", "one in a thousand is an accident"
+
+
+def test_a_sum_that_is_no_number_ends_the_run():
+    with pytest.raises(LogProbsDisagree):
+        judge(NewestTokens(ENOUGH_TOK, float("nan")))

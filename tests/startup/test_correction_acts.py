@@ -23,6 +23,8 @@ from recipe.async_dapo.startup.rules import check_options
 from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
+from ..support.ranks import nested
+
 KEYS = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
 PROMPT_LEN = 2
 RESPONSE_LENS = [3, 5, 4, 2]
@@ -37,10 +39,6 @@ def proximal_minus_behaviour(trajectory: int, position: int) -> float:
 def current_minus_proximal(trajectory: int, position: int) -> float:
     """How far the policy being trained has moved since [nats]."""
     return [0.0, 0.02, -0.03, 0.01][trajectory] * (1 + position)
-
-
-def nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 def per_token(value: Callable[[int, int], float]) -> list[torch.Tensor]:

@@ -22,7 +22,6 @@ LENGTH_TOK = 6
 ALL_TOKENS = [token_at(PROMPT, k) for k in range(LENGTH_TOK)]
 LATENCY_S = 0.25
 DONE_S = 6 * LATENCY_S + LENGTH_TOK  # `lease`, `server` and `generate`, there and back
-GRID_S = [k / 8 for k in range(int(8 * DONE_S) + 2)]
 CLEANUP_TIMEOUT_S = 30.0
 
 

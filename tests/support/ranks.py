@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 Check = Callable[[Path], None]
 
@@ -29,3 +30,8 @@ def _rank(rank: int, ranks: int, check: Check, folder: Path) -> None:
     torch.set_num_threads(1)
     check(folder)
     dist.destroy_process_group()
+
+
+def nested(rows: list[Tensor]) -> Tensor:
+    """Rows of any lengths, as verl's engines take them."""
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)

@@ -61,7 +61,6 @@ class SimulatedWorker(AsyncDAPOAgentLoopWorker):
         self.loops_begun: list[tuple[str, int]] = []  # group, session
         self.active: dict[str, int] = {}  # running groups -> running trajectories
         self.max_active_groups = 0
-        self.started: list[str] = []
 
     def make(self, name: str) -> "SimulatedWorker":
         """The agent loops are made by this worker, and all of them are this worker."""
@@ -71,8 +70,6 @@ class SimulatedWorker(AsyncDAPOAgentLoopWorker):
         self, sampling_params: dict[str, Any], *, uid: str, session_id: int, index: int, **prompt: Any
     ) -> AgentLoopOutput:
         self.loops_begun.append((uid, session_id))
-        if uid not in self.active:
-            self.started.append(uid)
         self.active[uid] = self.active.get(uid, 0) + 1
         self.max_active_groups = max(self.max_active_groups, len(self.active))
         try:

@@ -17,6 +17,7 @@ The limits come from pairs of engine and trainer that were measured, in nats a t
 No right pair reached 0.1. All models were tiny and random.
 """
 
+import math
 from dataclasses import dataclass
 
 from .summed import Summed
@@ -24,6 +25,7 @@ from .summed import Summed
 ENOUGH_TOK = 1000  # of these, one that is 3 nats off by accident moves the mean by 0.016
 GOOD_NATS = 0.01  # above it: a warning
 MOST_NATS = 0.1  # above it: the run ends
+MOST_NOT_FINITE = 0.001  # share of tokens without a finite ratio; above it: the run ends
 
 CAUSES = (
     "engines of another precision than the trainer (rollout.dtype, rollout.quantization, kv_cache_dtype); "
@@ -44,11 +46,13 @@ class NewestTokens(Summed):
 
     Attributes:
         count: how many [tokens].
-        k3_nats: sum of k3 over them [nats].
+        k3_nats: sum of k3 over those with a finite ratio [nats].
+        not_finite: those without one [tokens].
     """
 
     count: int = 0
     k3_nats: float = 0.0
+    not_finite: int = 0
 
 
 def judge(seen: NewestTokens) -> str | None:
@@ -61,15 +65,18 @@ def judge(seen: NewestTokens) -> str | None:
         LogProbsDisagree: with figures and causes. With few tokens, if the mean of enough cannot be within the limit any
             more: k3 is never negative.
     """
-    at_least_nats = seen.k3_nats / max(seen.count, ENOUGH_TOK)
+    enough = max(seen.count, ENOUGH_TOK)
+    k3_nats = math.inf if seen.not_finite > MOST_NOT_FINITE * enough else seen.k3_nats
+    at_least_nats = k3_nats / enough
     if at_least_nats <= MOST_NATS and seen.count < ENOUGH_TOK:
         return None
     if at_least_nats <= GOOD_NATS:
         return ""
+    without = f" ({seen.not_finite} without a finite one)" if seen.not_finite else ""
     found = (
         f"engines and trainer give different log-probs to the {seen.count} tokens that the newest weights have "
-        f"sampled: k3 is {seen.k3_nats / seen.count:.3g} nats a token"
+        f"sampled{without}: k3 is {k3_nats / seen.count:.3g} nats a token"
     )
-    if at_least_nats > MOST_NATS:
+    if not at_least_nats <= MOST_NATS:  # also if it is no number
         raise LogProbsDisagree(f"{found}, at most {MOST_NATS:g} trains; likely causes: {CAUSES}")
     return f"{found}, up to {GOOD_NATS:g} is healthy; possible causes: {CAUSES}"

@@ -104,7 +104,9 @@ class Trajectory:
 
     @property
     def has_started(self) -> bool:
-        return self.is_finished or bool(self.turns) or bool(self.calls)
+        """Whether it has anything to lose; a turn that no engine has begun is nothing."""
+        is_asked = any(turn.segments or turn.attachment is not None for turn in self.turns)
+        return self.is_finished or is_asked or bool(self.calls) or self.suspension is not None
 
     @property
     def is_lost(self) -> bool:

@@ -90,7 +90,7 @@ def end_of_stop(tokens: Sequence[int], seam_tok: int, params: dict[str, Any], de
     for end in range(seam_tok + 1, len(tokens) + 1):
         text = decode(tokens[start:end])
         spanning = text[max(0, len(before) - longest + 1) : len(before) + longest - 1]
-        if end > params.get("min_tokens", 0) and any(string in spanning for string in strings):
+        if end > (params.get("min_tokens") or 0) and any(string in spanning for string in strings):
             return end
         if len(text) >= len(before) + longest - 1:
             return None

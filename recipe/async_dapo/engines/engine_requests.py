@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from verl.workers.rollout.replica import TokenOutput
 from ..calls import append_routes, append_tokens
 from ..core.balance import Requested, Returned
 from ..core.trajectory import Attachment, Turn
+from ..runtime.actor_watch import ActorDied
 from ..runtime.aio import RECONNECT_S, Gathered, resolve, run_to_completion
 from .protocol import ABORTED, ERROR, MORE, PAUSED, UNKNOWN, counts_of, extra_of
 
@@ -64,6 +66,7 @@ class EngineRequests:
 
         Raises:
             EnginesUnavailable: when no server is left.
+            ActorDied: when the load balancer is gone.
             RuntimeError: when the engine has failed at this request: what it has generated is no answer.
         """
         attachment, turn.attachment = turn.attachment, None
@@ -80,9 +83,7 @@ class EngineRequests:
             answer = server.generate.remote(**arguments) if attachment is None else server.reattach.remote(lease_id)
             output = await self._receive(answer, server, lease_id, turn)
             keeps_lease = output.stop_reason == PAUSED
-        except RayActorError as error:
-            if not server_id:
-                raise  # the load balancer itself is gone
+        except RayActorError as error:  # the server's
             keeps_lease = isinstance(error, ActorUnavailableError)  # until the request is out of its engine
             await self._give_up(Attachment(server_id=server_id, lease_id=lease_id), is_reachable_later=keeps_lease)
             return True
@@ -119,18 +120,20 @@ class EngineRequests:
         else:
             logger.error("server %s died under a request; trying another", request.server_id)
             self._servers.pop(request.server_id, None)
-            await self._balancer.look_after_servers.remote([request.server_id])  # else the next lease may be there
+            with _balancer_needed():
+                await self._balancer.look_after_servers.remote([request.server_id])  # else the next lease may be there
 
     async def _lease(
         self, request_id: str, lease_id: str, group: str | None, attachment: Attachment | None
     ) -> str | None:
-        if attachment is not None:
-            return await self._balancer.server_of.remote(lease_id)
-        try:
-            decided = await self._leases.ask(Requested(lease_id=lease_id, request_id=request_id, group=group))
-            return decided[lease_id] if lease_id in decided else await self._balancer.granted.remote(lease_id)
-        except RayTaskError as error:
-            raise EnginesUnavailable(str(error.cause)) from error
+        with _balancer_needed():
+            if attachment is not None:
+                return await self._balancer.server_of.remote(lease_id)
+            try:
+                decided = await self._leases.ask(Requested(lease_id=lease_id, request_id=request_id, group=group))
+                return decided[lease_id] if lease_id in decided else await self._balancer.granted.remote(lease_id)
+            except RayTaskError as error:
+                raise EnginesUnavailable(str(error.cause)) from error
 
     async def _exchange(self, items: Sequence[Requested | Returned]) -> dict[str, str | None]:
         """What is returned reaches the balancer over a connection that is cut for a while, too: twice is harmless."""
@@ -150,7 +153,8 @@ class EngineRequests:
     async def _server(self, server_id: str) -> ActorHandle | None:
         """The handle of a server, asked for once; None if it has been removed."""
         if server_id not in self._servers:
-            handle = await self._balancer.server.remote(server_id)
+            with _balancer_needed():
+                handle = await self._balancer.server.remote(server_id)
             if handle is None:
                 return None
             self._servers[server_id] = handle
@@ -168,6 +172,15 @@ class EngineRequests:
             except Exception as error:  # the server died or hangs: its tokens are lost, the cancellation is not
                 logger.warning("what a cancelled request has generated is lost: %r", error)
             raise
+
+
+@contextmanager
+def _balancer_needed() -> Iterator[None]:
+    """For calls of the load balancer: without it there is no lease."""
+    try:
+        yield
+    except RayActorError as error:
+        raise ActorDied(f"the load balancer is gone: {error}") from error
 
 
 async def _record_all(ref: ObjectRef, server: ActorHandle, lease_id: str, turn: Turn) -> TokenOutput:

@@ -27,6 +27,7 @@ from ..calls import Recorder, TrajectoryInterrupted, current_recorder
 from ..config.values import ConfigError
 from ..core.outcome import Cause, TrajectoryFailed
 from ..core.trajectory import Suspension, Trajectory
+from ..runtime.aio import run_to_completion
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +208,7 @@ class KeptLoops:
         if loop is None or trajectory.is_finished:
             return
         if not recorder.rests or len(self._resting) >= self._most:
-            await loop.end()
+            await run_to_completion(loop.end(), timeout_s=2 * END_TIMEOUT_S)
             return
         loop.suspend()
         name = f"{self._worker}-{next(self._names)}"

@@ -11,12 +11,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import msgspec
+from ray.exceptions import RayActorError
 
 from ..calls import RETRY, Policy, RecordedError, Recorder, current_recorder, running_call_id, value_of
 from ..config.values import ConfigError
 from ..core.journal import Call, WhenUnknown
 from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ..record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to_plain
+from ..runtime.actor_watch import ActorDied
 from ..runtime.aio import LimitReached, on_thread, within
 from .reward_process import describe, user_traceback
 
@@ -25,7 +27,7 @@ logger = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ext_hook=read_extension).decode
 
-Work = Callable[[], Coroutine[Any, Any, bytes]]
+Work = Callable[[Call], Coroutine[Any, Any, bytes]]
 
 
 class CallRunner:
@@ -74,8 +76,13 @@ class CallRunner:
             recorder.counts.calls_replayed += call.result is not None or call.pending is not None
             if call.result is None:
                 with nullcontext() if is_judged else recorder.in_calls:
-                    work = functools.partial(self._judged if is_judged else self._limited, call, make)
-                    await self._obtain(recorder, call, work, is_new=is_new, policy=None if is_judged else policy)
+                    work = functools.partial(self._judged if is_judged else self._limited, make)
+                    call = await self._obtain(recorder, call, work, is_new=is_new, policy=None if is_judged else policy)
+            assert call.result is not None
+            answer = _decode(call.result)
+            if "given_up" in answer:
+                reason, summary = answer["given_up"]
+                raise TrajectoryFailed(reason, Cause(summary))
             if recorder.trajectory.journal_bytes > self._limit_bytes:
                 what = f"with a call of {call.name} there are more than {self._limit_bytes >> 20} MiB of calls"
                 raise TrajectoryFailed("journal_full", Cause(what))
@@ -85,8 +92,6 @@ class CallRunner:
             is_policy_s = isinstance(error, NestedTooDeep)
             recorder.given_up = TrajectoryFailed("nested_too_deep", Cause(str(error))) if is_policy_s else error
             raise asyncio.CancelledError(str(error)) from error  # loops turn other errors into text for the model
-        assert call.result is not None
-        answer = _decode(call.result)
         recorder.calls_s += 0.0 if is_judged else answer.get("seconds", 0.0)
         recorder.counts.calls_answered += is_answer_new
         if answer["error"] is not None:
@@ -108,18 +113,40 @@ class CallRunner:
         await asyncio.wait([task])
         return None if task.cancelled() or task.exception() is not None else task.result()
 
-    async def _obtain(self, recorder: Recorder, call: Call, work: Work, *, is_new: bool, policy: Policy | None) -> None:
-        """The result of a call that has none yet; without a policy it may always be made again."""
+    async def _obtain(self, recorder: Recorder, call: Call, work: Work, *, is_new: bool, policy: Policy | None) -> Call:
+        """Bring a call that has no result yet to its result. Returns it as the record has it by then.
+
+        Args:
+            policy: None for a call that may always be made again, outside of the loop.
+        """
         if call.pending is not None:
-            call.result = await call.pending
-            call.pending = None
+            result = await _arrived(call)
+            call = await self._in_record(recorder, call, policy)
+            call.result, call.pending = result, None
+        if call.result is None and policy is not None:
+            self._check_goes_on(recorder, call, is_new=is_new)
+            result = await self._found_out(recorder, call, policy, is_new=is_new)
+            call = await self._in_record(recorder, call, policy)
+            call.result = result
         if call.result is None:
-            if recorder.rests:  # no call begins after the stop
-                if is_new:
-                    del recorder.trajectory.calls[call.call_id]
-                raise asyncio.CancelledError("stopped before a call")
-            if policy is None or not await self._is_settled(recorder, call, policy, is_new=is_new):
-                await self._make(recorder, call, work())
+            self._check_goes_on(recorder, call, is_new=is_new)
+            await self._make(recorder, call, work(call))
+        return call
+
+    async def _in_record(self, recorder: Recorder, call: Call, policy: Policy | None) -> Call:
+        """The same call after a wait. Rounds may have ended and begun meanwhile, and a kept loop outlives them: the
+        record that comes back to it has another object for the call.
+        """
+        if policy is not None and recorder.rests and recorder.kept_loop is not None:
+            await recorder.kept_loop.next_round()
+        return recorder.trajectory.calls[call.call_id]
+
+    def _check_goes_on(self, recorder: Recorder, call: Call, *, is_new: bool) -> None:
+        """No call begins after the stop."""
+        if recorder.rests:
+            if is_new:
+                del recorder.trajectory.calls[call.call_id]
+            raise asyncio.CancelledError("stopped before a call")
 
     async def _make(self, recorder: Recorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
         recorder.counts.calls_made += 1
@@ -141,15 +168,17 @@ class CallRunner:
         finally:
             del recorder.open_calls[call.call_id]
 
-    async def _limited(self, call: Call, make: Callable[[], Any]) -> bytes:
+    async def _limited(self, make: Callable[[], Any], call: Call) -> bytes:
         """What the call came to, an error included."""
         started_s = time.monotonic()
         error: str | None = None
         value: Any = None
         try:
             value = await within(self._timeout_s, value_of(make))
-        except (ConfigError, TrajectoryFailed):
+        except ConfigError:
             raise
+        except TrajectoryFailed as failed:
+            return _written_given_up(call, failed.reason, failed.cause)
         except LimitReached:
             error = f"no answer within {self._timeout_s} s"
             self._tell(call, Cause(error))
@@ -158,40 +187,39 @@ class CallRunner:
             self._tell(call, Cause(describe(raised), user_traceback(raised)))
         return _written(call, error, value, seconds=time.monotonic() - started_s)
 
-    async def _judged(self, call: Call, make: Callable[[], Any]) -> bytes:
+    async def _judged(self, make: Callable[[], Any], call: Call) -> bytes:
         return _written(call, None, await value_of(make))
 
-    async def _is_settled(self, recorder: Recorder, call: Call, policy: Policy, *, is_new: bool) -> bool:
-        """Whether a call that may have happened need not be made.
+    async def _found_out(self, recorder: Recorder, call: Call, policy: Policy, *, is_new: bool) -> bytes | None:
+        """What a call came to that may have happened; None if it is to be made.
 
         Raises:
             TrajectoryFailed: if it must not be made, and what it came to is unknown.
         """
         if is_new and not recorder.trajectory.is_restored:
-            return False
+            return None
         recorder.counts.calls_unknown += not is_new
         if policy.recover is not None:
             recover = functools.partial(policy.recover, call.call_id)
             if not inspect.iscoroutinefunction(policy.recover):
                 recover = functools.partial(on_thread, recover)  # it may block, as a database's client does
-            return await self._is_recovered(call, recover)
+            return await self._recovered(call, recover)
         if not is_new and policy.when_unknown is WhenUnknown.FAIL_TRAJECTORY:
             logger.debug("it is not known whether %s has happened", call.call_id)
             what = f"it is not known whether a call of {call.name} has happened"
             raise TrajectoryFailed("unknown_call", Cause(what))
-        return False
+        return None
 
-    async def _is_recovered(self, call: Call, recover: Callable[[], Any]) -> bool:
+    async def _recovered(self, call: Call, recover: Callable[[], Any]) -> bytes | None:
         try:
             value = await within(self._timeout_s, value_of(recover))
         except LookupError:
-            return False
+            return None
         except LimitReached:
             logger.debug("recover gave no answer for %s", call.call_id)
             what = f"recover of {call.name} gave no answer within {self._timeout_s} s"
             raise TrajectoryFailed("unknown_call", Cause(what)) from None
-        _written(call, None, value)
-        return True
+        return _written(call, None, value)
 
     def _tell(self, call: Call, cause: Cause) -> None:
         level = logging.WARNING if self._logged.is_new(cause) else logging.DEBUG
@@ -203,6 +231,23 @@ class CallRunner:
             task.exception()  # what waits for it is told; there may be nothing left that does
 
 
+async def _arrived(call: Call) -> bytes | None:
+    """What a call came to that was carried here; None if it has to be made again."""
+    try:
+        return await call.pending
+    except RayActorError as error:
+        raise ActorDied(f"the agent loop worker that made a call of {call.name} is gone: {error}") from error
+
+
 def _written(call: Call, error: str | None, value: Any, *, seconds: float = 0.0) -> bytes:
-    call.result = _encode(to_plain({"error": error, "value": value, "seconds": seconds}, source=AGENT_LOOP))
+    try:
+        call.result = _encode(to_plain({"error": error, "value": value, "seconds": seconds}, source=AGENT_LOOP))
+    except NestedTooDeep as too_deep:
+        return _written_given_up(call, "nested_too_deep", Cause(str(too_deep)))
+    return call.result
+
+
+def _written_given_up(call: Call, reason: str, cause: Cause) -> bytes:
+    """Its trajectory fails wherever it goes on, and the call is not made again."""
+    call.result = _encode({"given_up": [reason, cause.summary]})
     return call.result

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
-from ray.exceptions import RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..calls import Recorder, SampledTokens, current_recorder
@@ -17,11 +16,14 @@ from ..core.outcome import Cause, GroupOutcome, KnownPlaces, TrajectoryFailed, V
 from ..core.round import GroupEvent
 from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory
 from ..engines.engine_requests import EnginesUnavailable
+from ..record.plain_values import NestedTooDeep
+from ..runtime.actor_watch import ActorDied
 from .agent_loops import KeptLoops
 from .call_runner import CallRunner
 from .packed_output import PackedOutput
 from .reports import WorkerReport
 from .reward import RewardScorer, cause_of
+from .tools import drop_live
 
 logger = logging.getLogger(__name__)
 
@@ -194,8 +196,8 @@ class GroupRollout:
             outputs = await self._outputs_of(group, recorder)
             self._tell(group.uid, GroupEvent.GENERATED)
             await self._scorer.score(outputs, group.prompt, recorder)
-        except (RayActorError, EnginesUnavailable, ConfigError, BrokenRecord):
-            raise  # a part of the system is gone or broken, or the options are wrong: training ends
+        except (ActorDied, EnginesUnavailable, ConfigError, BrokenRecord):
+            raise  # a part of the run is gone or broken, or the options are wrong: training ends
         except TrajectoryFailed as error:
             self._fail(group, error.reason, error.cause)
         except asyncio.CancelledError:
@@ -211,13 +213,20 @@ class GroupRollout:
                 self._fail(group, "generation_error", Cause("its agent loop has returned without a generated token"))
                 return
             sampled = SampledTokens(trajectory.turns)
+            try:
+                packed = [PackedOutput.pack(output, sampled) for output in outputs]
+            except NestedTooDeep as error:  # the policy may have written it
+                self._fail(group, "nested_too_deep", Cause(str(error)))
+                return
             recorder.counts.end(trajectory.turns, recorder.calls_s)
-            trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
+            trajectory.finish(packed)
             self._note_certain(group)
         finally:
-            await self._kept.settle(recorder)
-            self._abandon(recorder.diverged_attachments)
-            self._report.counts += recorder.counts
+            try:
+                await self._kept.settle(recorder)
+            finally:
+                self._abandon(recorder.diverged_attachments)
+                self._report.counts += recorder.counts
 
     async def _outputs_of(self, group: PromptGroup, recorder: Recorder) -> list[AgentLoopOutput]:
         """
@@ -225,10 +234,12 @@ class GroupRollout:
             ConfigError, TrajectoryFailed: also where the loop would go on after them.
         """
         try:
-            return await self._run_agent_loop(group, recorder.trajectory)
+            outputs = await self._run_agent_loop(group, recorder.trajectory)
         finally:
             if recorder.given_up is not None:
                 raise recorder.given_up
+        drop_live(outputs, recorder)
+        return outputs
 
     def _fail(self, group: PromptGroup, reason: str, cause: Cause) -> None:
         failure = TrajectoryFailed(reason, cause)

@@ -74,11 +74,18 @@ def prompt_rows(batch: TensorDict) -> list[dict[str, Any]]:
             elif isinstance(value, NonTensorData):
                 row[key] = value.data
             elif isinstance(value, torch.Tensor | np.ndarray):
-                row[key] = value[i]
+                row[key] = _alone(value[i])
             else:
                 raise TypeError(f"data set column {key} arrives as {type(value).__name__}: not supported")
         rows.append(row)
     return rows
+
+
+def _alone(item: Any) -> Any:
+    """Without the batch that it is a view of: a tensor is pickled with all of what it views."""
+    if isinstance(item, torch.Tensor):
+        return item.clone()
+    return item.copy() if isinstance(item, np.ndarray) else item
 
 
 class RolloutError(RuntimeError):

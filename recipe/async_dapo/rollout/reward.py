@@ -18,6 +18,7 @@ from ..calls import Recorder
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
+from ..runtime.actor_watch import ActorDied
 from ..runtime.aio import RECONNECT_S
 from .reward_isolation import RewardProcessDied, RewardProcessKilled, RewardRaised
 from .reward_process import describe, plain, user_traceback
@@ -110,8 +111,9 @@ class RewardScorer:
             except ConfigError:
                 raise
             except Exception as error:  # the user's function may raise anything: policy `reward.on_error`
-                if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
-                    raise  # a dead reward worker is a dead part of the system, not a bad answer
+                is_of_ours = isinstance(error, RayActorError) and not isinstance(error, RayTaskError)
+                if is_of_ours and not isinstance(error, ActorUnavailableError):  # else the function's, or tried again
+                    raise ActorDied(f"a reward worker is gone: {error}") from error
                 self._killed_processes += isinstance(error, RewardProcessDied)
                 failure = TrajectoryFailed("reward_error", cause_of(error))
             level = logging.WARNING if self._logged.is_new(failure.cause) else logging.DEBUG

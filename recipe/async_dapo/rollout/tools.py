@@ -4,17 +4,18 @@ import asyncio
 import functools
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
+from verl.experimental.agent_loop import AgentLoopOutput
 from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from ..calls import Policy, current_recorder, make_recorded
+from ..calls import Policy, Recorder, current_recorder, make_recorded
 from ..config.values import ConfigError
 from ..core.outcome import Cause, TrajectoryFailed
 from ..record.plain_values import AGENT_LOOP, to_plain
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TOOL_THREADS = 64  # of a worker: plain functions that run at once; none is taken from verl's tokenization
+MOST_THREADS = 1000  # of a worker: with those whose time was up, and which never return
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -36,22 +38,53 @@ def recorded_tools(tools: list[Any], *, timeout_s: float) -> list[Any]:
     Args:
         timeout_s: longest time to release an instance [s]; calls have limits of their own.
     """
-    slots = asyncio.Semaphore(TOOL_THREADS)
+    threads = _Threads()
     return [
-        RecordedFunction.of(tool, slots) if isinstance(tool, FunctionTool) else RecordedTool(tool, timeout_s=timeout_s)
+        RecordedFunction.of(tool, threads)
+        if isinstance(tool, FunctionTool)
+        else RecordedTool(tool, timeout_s=timeout_s)
         for tool in tools
     ]
+
+
+class _Threads:
+    """The threads of a worker's plain functions. One that never returns keeps its thread, and no slot."""
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(TOOL_THREADS)
+        self._running: set[tuple[str, object]] = set()  # the tool of each
+
+    async def run(self, name: str, function: Callable[[], T]) -> T:
+        """What the function of the tool of this name returns.
+
+        Raises:
+            ConfigError: when too many have not returned, naming the tool that has the most of them.
+        """
+        async with self._slots:
+            if len(self._running) >= MOST_THREADS:
+                [(slowest, calls)] = Counter(of for of, _ in list(self._running)).most_common(1)
+                what = f"{calls} calls have not returned, though async_dapo.calls.timeout_s has passed"
+                raise ConfigError(AGENT_LOOP, f"tool {slowest}", f"{what}: give what this function waits for a limit")
+            return await on_thread(self._counted, name, function)
+
+    def _counted(self, name: str, function: Callable[[], T]) -> T:
+        running = (name, object())
+        self._running.add(running)
+        try:
+            return function()
+        finally:
+            self._running.discard(running)
 
 
 class RecordedFunction(FunctionTool):
     """A function as a tool."""
 
-    _slots: asyncio.Semaphore  # of plain functions; one that never returns keeps its thread, and no slot
+    _threads: _Threads
 
     @classmethod
-    def of(cls, tool: FunctionTool, slots: asyncio.Semaphore) -> "RecordedFunction":
+    def of(cls, tool: FunctionTool, threads: _Threads) -> "RecordedFunction":
         made = cls(name=tool.name, fn=tool.fn, tool_schema=tool.tool_schema, is_async=tool.is_async)
-        made._slots = slots
+        made._threads = threads
         return made
 
     async def call(self, parameters: dict[str, Any]) -> Any:
@@ -64,8 +97,7 @@ class RecordedFunction(FunctionTool):
         if self.is_async:
             raw = await self.fn(**parameters)
         else:
-            async with self._slots:
-                raw = await on_thread(functools.partial(self.fn, **parameters))
+            raw = await self._threads.run(self.name, functools.partial(self.fn, **parameters))
         return raw if isinstance(raw, str | dict) else _plain(*normalize_function_tool_return(raw))
 
 
@@ -91,7 +123,7 @@ class RecordedTool(BaseTool):
         self._live: dict[str, str] = {}  # the loop's name of an instance -> the tool's
         self._busy: Counter[str] = Counter()  # calls under way
         self._going_on: set[asyncio.Task[Any]] = set()  # whatever becomes of what waits for them
-        self._not_plain: set[str] = set()  # what it keeps in `agent_data.extra_fields` and is told of
+        self._told_of: set[str] = set()  # fields in which it has left what no record can hold
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tool, name)
@@ -118,25 +150,25 @@ class RecordedTool(BaseTool):
         self, instance_id: str, parameters: dict[str, Any], *, agent_data: Any = None, **kwargs: Any
     ) -> tuple[ToolResponse, float, dict]:
         """What the tool leaves in `agent_data.extra_fields`, verl's place for it, is a part of its answer."""
-        fields: dict[str, Any] = {} if agent_data is None else agent_data.extra_fields
+        shared = SharedFields.of({} if agent_data is None else agent_data.extra_fields, current_recorder.get())
+        is_made_here = False
 
         async def make(own_id: str) -> list[Any]:
-            before = {name: _encoded(value) for name, value in fields.items()}
+            nonlocal is_made_here
+            is_made_here = True
+            before = shared.encoded()
             response = await self._tool.execute(own_id, parameters, agent_data=agent_data, **kwargs)
-            return [*_plain(*response), self._changed(fields, before)]
+            plain, left = _plain(*response), shared.end_call(before)
+            for name in shared.live - self._told_of:
+                self._told_of.add(name)
+                what = "which no record can hold: where a loop runs again, and where it has ended, it is gone"
+                logger.warning("tool %s keeps %s in agent_data.extra_fields, %s", self.name, name, what)
+            return [*plain, *left]
 
         answer = await self._call("execute", instance_id, {"parameters": parameters}, make)
-        for changed in answer[3:]:
-            fields |= changed
+        if not is_made_here and len(answer) > 3:  # what a tool's `recover` returns says nothing of them
+            shared.replay(*answer[3:])
         return _triple(answer[:3])
-
-    def _changed(self, fields: dict[str, Any], before: dict[str, bytes | None]) -> dict[str, Any]:
-        after = {name: _encoded(value) for name, value in fields.items()}
-        for name in {name for name, value in after.items() if value is None} - self._not_plain - before.keys():
-            self._not_plain.add(name)
-            what = "which no record can hold: where a loop runs again, it is gone"
-            logger.warning("tool %s keeps %s in agent_data.extra_fields, %s", self.name, name, what)
-        return {name: fields[name] for name, value in after.items() if value is not None and value != before.get(name)}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
         async def make(own_id: str) -> float:
@@ -207,6 +239,59 @@ class RecordedTool(BaseTool):
         self._going_on.add(task)
         task.add_done_callback(self._going_on.discard)
         return task
+
+
+@dataclass(slots=True)
+class SharedFields:
+    """verl's `agent_data.extra_fields`, in which tools leave what they know of earlier calls, in one run of a loop.
+
+    Parallel calls share them. What a call leaves is recorded with the number of its end among all ends, since a replay
+    answers calls in the order in which the loop makes them.
+    """
+
+    fields: dict[str, Any]
+    live: set[str] = field(default_factory=set)  # names of values that tools have left and no record can hold
+    _ends: int = 0  # calls that have ended
+    _left_at: dict[str, int] = field(default_factory=dict)  # the number of the end that has changed a field last
+
+    @classmethod
+    def of(cls, fields: dict[str, Any], recorder: Recorder | None) -> "SharedFields":
+        """The same for all calls of a run that share these fields."""
+        return cls(fields) if recorder is None else recorder.shared_fields.setdefault(id(fields), cls(fields))
+
+    def encoded(self) -> dict[str, bytes | None]:
+        """None for a value that no record can hold."""
+        return {name: _encoded(value) for name, value in self.fields.items()}
+
+    def end_call(self, before: dict[str, bytes | None]) -> tuple[int, dict[str, Any], list[str]]:
+        """What a call has left that began with these fields: the number of its end, the values that it has changed, and
+        the names that it has removed.
+        """
+        self._ends += 1
+        after = self.encoded()
+        self.live |= {name for name, value in after.items() if value is None and before.get(name, b"") is not None}
+        changed = [name for name, value in after.items() if value is not None and value != before.get(name)]
+        removed = [name for name, value in before.items() if value is not None and after.get(name) is None]
+        self._left_at |= dict.fromkeys([*changed, *removed], self._ends)
+        return self._ends, {name: self.fields[name] for name in changed}, removed
+
+    def replay(self, end: int, changed: dict[str, Any], removed: list[str]) -> None:
+        """Bring the fields to where a recorded call has left them, but for those that a later end has changed."""
+        self._ends = max(self._ends, end)
+        for name in [name for name in (*changed, *removed) if self._left_at.get(name, 0) < end]:
+            self._left_at[name] = end
+            self.fields.pop(name, None)
+            if name in changed:
+                self.fields[name] = changed[name]
+
+
+def drop_live(outputs: Iterable[AgentLoopOutput], recorder: Recorder) -> None:
+    """Leave out what tools have been told of that no record can hold."""
+    names = {name for shared in recorder.shared_fields.values() for name in shared.live}
+    for output in outputs:
+        for name in names & output.extra_fields.keys():
+            if _encoded(output.extra_fields[name]) is None:
+                del output.extra_fields[name]
 
 
 def _encoded(value: Any) -> bytes | None:

@@ -1,13 +1,11 @@
 """The first tokens of the newest weights, for `core/agreement.py` to judge."""
 
-import math
-
 import torch
 from transfer_queue import KVBatchMeta
 
 from .. import store
 from ..core.agreement import NewestTokens
-from .importance_sampling import ratio_statistics, ratio_sums
+from .importance_sampling import ratio_sums
 
 
 def newest_tokens(batch: KVBatchMeta, *, step: int, whole_only: bool) -> NewestTokens:
@@ -21,8 +19,6 @@ def newest_tokens(batch: KVBatchMeta, *, step: int, whole_only: bool) -> NewestT
     counts_BT = data["response_mask"].bool() & (data["policy_versions"] >= newest)
     if whole_only:
         counts_BT &= torch.tensor([[tag["min_global_steps"] >= newest] for tag in batch.tags])
-    if not (count := int(counts_BT.sum())):
-        return NewestTokens()
-    # Of no finite log-prob there are no statistics.
-    found = ratio_statistics(ratio_sums(data["old_log_probs"] - data["rollout_log_probs"], counts_BT))
-    return NewestTokens(count, count * found.get("k3_kl", math.inf))
+    count = int(counts_BT.sum())
+    sums = ratio_sums(data["old_log_probs"] - data["rollout_log_probs"], counts_BT)
+    return NewestTokens(count, sums["k3"], count - int(sums["tokens"]))
