@@ -57,15 +57,17 @@ LIGHT = (  # up to 5 GB: two of them beside a training
     "e2e/test_rehearsal.py",
     "ray/",
 )
+ONE_RAY = "tests/ray/"  # its tests share a cluster, which takes seconds to start
 DURATIONS = TESTS.parent / "outputs" / "test_durations.csv"
 LEAST_S = 1.0  # a shorter test is not written down
 E2E_TIMEOUT_S = 3600  # for what hangs beside training: a run that stalls is ended by those who started it
 
-# HYPOTHESIS_PROFILE=explore looks for new examples. The default tries the same ones in every run; `few`, for --fast,
-# tries fewer, and fewer seeds of the tests that have one.
+# HYPOTHESIS_PROFILE=explore looks for new examples. The default tries the same ones in every run, fewer of costly ones
+# than with --nightly; `few`, for --fast, tries fewer, and fewer seeds of the tests that have one.
 FEW_SEEDS = 4  # one for each strategy
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "fixed")
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
+settings.register_profile("nightly", settings.get_profile("fixed"))
 settings.register_profile("few", deadline=None, derandomize=True, database=None, max_examples=15)
 settings.register_profile("explore", deadline=None, database=None, print_blob=True, max_examples=1000)
 settings.load_profile(PROFILE)
@@ -77,7 +79,12 @@ prepare_own_ray()
 
 
 class Lanes(LoadFileScheduling):
-    """Gives each lane a file at a time: trainings fill some lanes, and the others run what needs little memory."""
+    """Gives each lane a file at a time: trainings fill some lanes, and the others run what needs little memory. The
+    files that share a Ray cluster go to one lane.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return ONE_RAY if nodeid.startswith(ONE_RAY) else super()._split_scope(nodeid)
 
     def _reschedule(self, node: WorkerController) -> None:
         """Its next file, when one test of the last one is left: until then another lane may get it."""
@@ -118,6 +125,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="run the slow tests too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if PROFILE == "fixed" and config.getoption("--nightly"):
+        settings.load_profile("nightly")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hydra
 import ray
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from benchmarks.faults.cells import STACK, Stack
 from recipe.async_dapo.main_async_dapo import explained
@@ -54,6 +54,7 @@ def _rehearse(config: DictConfig) -> None:
     check_all(config)
     options.folder.mkdir(parents=True, exist_ok=True)
     emulate(config, options)
+    OmegaConf.save(config, options.folder / "config.yaml")
     with open_dict(config):  # unlike other rehearsals it goes on where the last life ended
         config.trainer.default_local_dir = str(folder)
         config.trainer.resume_mode = "auto"

@@ -119,7 +119,7 @@ def test_no_rollout_of_the_grid_is_faster_than_the_bound() -> None:
     assert share.max() <= 1 + NOISE, rows.loc[share > 1 + NOISE, ["setting", "system"]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_side_by_side_starts_in_a_process_that_has_loaded_nothing() -> None:
     """verl's modules can be imported on CPUs only after the platform plugin, which comes with vLLM."""
     command = [sys.executable, "-m", "benchmarks.side_by_side", "--help"]

@@ -14,3 +14,9 @@ def test_a_lane_works_on_whatever_others_train() -> None:
         workqueue=dict.fromkeys(("tests/e2e/test_lora.py", "tests/contract/test_options.py"), unfinished),
     )
     assert Lanes._next_for(lanes, lane) == "tests/contract/test_options.py"
+
+
+def test_files_that_share_a_cluster_go_to_one_lane() -> None:
+    lanes = object.__new__(Lanes)
+    tests = ("tests/ray/test_deaths.py::a", "tests/ray/test_rewards.py::b", "tests/core/test_pool.py::c[tests/ray/]")
+    assert [lanes._split_scope(test) for test in tests] == ["tests/ray/", "tests/ray/", "tests/core/test_pool.py"]

@@ -25,9 +25,10 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.rollout.pictures import PictureInputs, media_of, opened
 from recipe.async_dapo.training.mixture import members_by_group
-from recipe.async_dapo_lab.gpu_check.families import TinyModel, picture, qwen2_5_vl, qwen3_5
+from recipe.async_dapo_lab.gpu_check.families import TinyModel, picture, qwen2_5_vl
 
 from ..support.composed_runs import compose_run, valid_overrides
+from ..support.families import qwen3_5
 from ..support.ranks import run_ranks
 from .test_one_update import OVERRIDES, PADDED, Rank
 

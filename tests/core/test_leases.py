@@ -7,6 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from recipe.async_dapo.core.leases import NEAR_SHARE, Grant, LeaseTable
 
+from ..support.costly import costly
+
 SERVERS = ["a", "b", "c"]
 STICKY_KEYS = ["x", "y", None]
 
@@ -166,6 +168,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 TestLeaseMachine = LeaseMachine.TestCase
+TestLeaseMachine.settings = costly(TestLeaseMachine.settings)
 
 
 def test_given_equal_loads_when_leases_come_and_go_then_servers_take_turns() -> None:

@@ -21,6 +21,7 @@ from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.separate.rolling_round import RollingRound, RollingSpec
 from recipe.async_dapo.separate.rolling_update import OUT_SHARE, Phase, RollingUpdate
 
+from ..support.costly import costly
 from ..support.pool_run import N, fresh_group, generate
 
 WORKERS = 2
@@ -423,6 +424,7 @@ class Rolling(RuleBasedStateMachine):
 
 
 TestRolling = Rolling.TestCase
+TestRolling.settings = costly(TestRolling.settings)
 
 
 def begun(round_: RollingRound) -> list[str]:

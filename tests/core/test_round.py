@@ -13,6 +13,7 @@ from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSumm
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
+from ..support.costly import costly
 from ..support.rounds import spec
 
 VERDICTS = st.sampled_from([*Verdict, *[Verdict.VALID] * 5])
@@ -220,6 +221,7 @@ def assert_every_group_is_in_one_place(summary: RoundSummary, machine: RoundMach
 
 
 TestRoundMachine = RoundMachine.TestCase
+TestRoundMachine.settings = costly(TestRoundMachine.settings)
 
 
 def test_given_groups_that_may_fill_every_step_that_can_train_them_then_fresh_ones_wait_and_begun_ones_do_not() -> None:

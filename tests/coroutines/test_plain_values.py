@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.record.plain_values import MAX_DEPTH, read_extension, to_plain
 
+from ..support.costly import costly
+
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint64", "float16", "float32", "float64")
 TENSORS = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32)
 
@@ -80,6 +82,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.slow
+@costly()
 @given(value=VALUES)
 def test_given_plain_values_arrays_and_tensors_when_read_back_then_they_are_what_they_were(value: Any) -> None:
     assert same(read_back({"column": value}), {"column": value})

@@ -31,6 +31,7 @@ from recipe.async_dapo.runtime.actor_watch import ActorDied
 from recipe.async_dapo.store import rows_of
 from recipe.async_dapo.training.metrics import fields_to_average
 
+from ..support.costly import costly
 from ..support.fakes import ScriptedReward
 from ..support.rollout_world import call_runner, group, outcome_of, rollout
 from ..support.scripted_reward import reward_options
@@ -275,6 +276,7 @@ FIELDS = st.dictionaries(
 
 
 @pytest.mark.slow
+@costly()
 @given(fields=st.lists(FIELDS, min_size=4, max_size=4), by_process=st.booleans())
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # means of infinite fields
 def test_whatever_fields_come_beside_the_score_no_group_is_lost_and_validation_can_show_them(

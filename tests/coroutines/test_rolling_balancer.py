@@ -16,6 +16,7 @@ from ..support.simulation import at_each
 
 SEPARATE = [one for one in RolloutStrategy if one is not RolloutStrategy.DISCARD]
 STRATEGIES = pytest.mark.parametrize("strategy", SEPARATE)
+MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(15, 30)]
 MOMENTS_S = [
     k / 8 for k in range(28)
 ]  # from before an update of 2 s until after it, calls of a quarter second included
@@ -90,7 +91,7 @@ async def test_given_a_frozen_request_when_its_engine_is_updated_over_the_openin
     assert leases == 4, "a request was sent away"
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(15), *MORE_SEEDS])
 async def test_given_any_order_of_events_then_all_answers_are_whole_and_engines_have_the_newest_weights(
     monkeypatch, seed
 ) -> None:

@@ -26,6 +26,8 @@ from recipe.async_dapo.record.checkpoint_folder import FORMAT, DamagedCheckpoint
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 
+from ..support.costly import costly
+
 INT32, COUNT = st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**40)
 FLOAT = st.floats(0, 1e9)
 STAMPS = st.lists(st.tuples(st.integers(-1, 100), st.integers(0, 10**6)), max_size=3).map(tuple)
@@ -129,11 +131,13 @@ def states(draw: st.DrawFn) -> RolloutState:
     )
 
 
+@costly()
 @given(state=states())
 def test_given_any_state_when_saved_and_read_then_it_is_what_it_was(state: RolloutState) -> None:
     assert from_frames(to_frames(state)) == state
 
 
+@costly()
 @given(state=states(), data=st.data())
 def test_given_any_state_when_a_byte_is_changed_or_a_frame_is_missing_then_it_is_read_or_refused(state, data) -> None:
     frames = [bytearray(frame) for frame in to_frames(state)]

@@ -1,10 +1,9 @@
 """A stateful environment in a real process: kept over rounds, and built again after a kill."""
 
 import asyncio
-import subprocess
-import sys
+import multiprocessing
 from dataclasses import replace
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
@@ -21,22 +20,6 @@ from recipe.async_dapo.rollout.agent_loops import KeptLoops
 from ..support.rollout_world import Loop, finished, group, outcome_of, reread, rollout
 
 STEPS = 4
-ROOT = Path(__file__).resolve().parents[2]
-WORKER = """
-import asyncio
-from examples.agent_loop.sandbox import Sandbox
-
-async def main():
-    sandbox = Sandbox()
-    sandbox.code = ["1", "while True: pass"]
-    call = asyncio.create_task(sandbox.output())
-    while sandbox.process is None:
-        await asyncio.sleep(0.01)
-    print(sandbox.process.pid, flush=True)
-    await call
-
-asyncio.run(main())
-"""
 Step = tuple[asyncio.subprocess.Process | None, str]  # where a step was made, and what it printed
 Told = asyncio.Queue[Step]
 
@@ -114,13 +97,31 @@ def test_given_a_loop_that_is_kept_when_rounds_stop_then_its_process_goes_on_and
     asyncio.run(main())
 
 
-@pytest.mark.slow
+def work_in_a_sandbox(told: Connection) -> None:
+    """The program of a worker: one call that never ends."""
+
+    async def main() -> None:
+        sandbox = Sandbox()
+        sandbox.code = ["1", "while True: pass"]
+        call = asyncio.create_task(sandbox.output())
+        while sandbox.process is None:  # noqa: ASYNC110 (nobody says so)
+            await asyncio.sleep(0.01)
+        told.send(sandbox.process.pid)
+        await call
+
+    asyncio.run(main())
+
+
 def test_given_code_that_never_ends_when_its_worker_is_killed_then_its_process_ends() -> None:
-    worker = subprocess.Popen([sys.executable, "-c", WORKER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert worker.stdout is not None
-    sandbox = psutil.Process(int(worker.stdout.readline()))
+    forked = multiprocessing.get_context("fork")  # with all that this process has imported
+    hears, told = forked.Pipe(duplex=False)
+    worker = forked.Process(target=work_in_a_sandbox, args=(told,))
+    worker.start()
+    told.close()  # the worker has its own
+    with hears:
+        sandbox = psutil.Process(hears.recv())
     worker.kill()
-    worker.communicate()
+    worker.join()
     sandbox.wait(20)
 
 

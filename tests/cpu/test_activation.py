@@ -1,5 +1,7 @@
 """The CPU plugin acts where VERL_PLATFORM=cpu, in every process, and nowhere else."""
 
+from ..support import verl_imported  # noqa: F401, I001 (first of all)
+
 import json
 import os
 import subprocess
@@ -8,36 +10,12 @@ from pathlib import Path
 
 from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH, cpu_environment
 
-PROBE = """
-import importlib.metadata, json, os, torch
-untouched = torch.distributed.init_process_group
-import verl
-from verl.plugin.platform import PlatformRegistry, get_platform
-try:
-    vllm_version = importlib.metadata.version("vllm")
-except importlib.metadata.PackageNotFoundError:
-    vllm_version = None
-from async_dapo_cpu.vllm_mends import register
-from vllm.model_executor.layers import utils
-before = utils.dispatch_cpu_unquantized_gemm
-register()
-register()
-after = utils.dispatch_cpu_unquantized_gemm
-from vllm.model_executor.layers.fused_moe import cpu_fused_moe
-layer = torch.nn.Module()
-layer.experts = torch.nn.Parameter(torch.ones(2))
-layer.experts.weight_loader = "a loader"
-cpu_fused_moe.replace_parameter(layer, "experts", torch.zeros(3))
-print(json.dumps({
-    "registered": "cpu" in PlatformRegistry.registered_names(),
-    "device": get_platform().device_name,
-    "patched": torch.distributed.init_process_group is not untouched,
-    "vllm_version": vllm_version,
-    "keeps_weights": after is not before and after.__wrapped__ is before,
-    "keeps_experts": len(layer.experts) == 3 and hasattr(layer.experts, "weight_loader"),
-    "engine_device": os.environ.get("VERL_ENGINE_DEVICE"),
-}))
-"""
+from ..support import activated
+from ..support.forked import in_a_fork
+
+ROOT = Path(__file__).parents[2]
+
+PROBE = "import json; from tests.support.activated import state; print(json.dumps(state()))"
 ENTRY_POINTS = """
 import importlib.metadata as m
 groups = ("verl.plugins", "vllm.general_plugins")
@@ -47,7 +25,7 @@ print([group for group in groups if m.entry_points(group=group, name="async_dapo
 
 def run(code: str, environment: dict[str, str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=500, check=False
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()[-1]
@@ -70,7 +48,8 @@ def test_given_no_verl_platform_when_verl_is_imported_with_the_plugin_on_the_pat
 
 
 def test_given_the_cpu_environment_when_verl_is_imported_then_it_runs_on_cpu():
-    state = json.loads(run(PROBE, cpu_environment(plain_environment())))
+    """This process has it; that of others leads them to the plugin, as the next test shows."""
+    state = in_a_fork(activated.state)
     assert state["registered"] and state["patched"] and state["keeps_weights"] and state["keeps_experts"]
     assert state["device"] == "cpu"
     assert "+cpu" in state["vllm_version"]

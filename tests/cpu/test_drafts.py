@@ -5,6 +5,7 @@ Nightly, but for the arithmetic. Every run of the tests trains with drafts in `t
 the engine's log-probs with the trainer's, over interruptions and weight updates.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +22,16 @@ UNLIKELY = 1e-4  # for each of fourteen comparisons; so many answers show as sma
 LEAST_COUNT = 20  # of a token, to be a cell of its own
 
 
+def drafted_and_plain(model: Path, answers: tuple[int, int], *, timeout_s: float) -> dict[str, dict[str, Any]]:
+    """With drafts, and without."""
+    programs = [("drafted_answers", model, drafted, *answers) for drafted in (True, False)]
+    return dict(zip(("suffix", "none"), seen_by(*programs, timeout_s=timeout_s), strict=True))
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory) -> dict[str, dict[str, Any]]:
-    """With drafts, and without."""
     model = write_model(tmp_path_factory.mktemp("drafts") / "model")
-    return {drafts: seen_by("drafted_answers", model, drafts, *FEW, timeout_s=580) for drafts in ("suffix", "none")}
+    return drafted_and_plain(model, FEW, timeout_s=580)
 
 
 def p_value(one: dict[str, int], other: dict[str, int]) -> float:
@@ -81,7 +87,7 @@ def test_given_drafts_when_answers_are_interrupted_and_weights_change_then_the_d
 def test_given_drafts_when_ten_thousand_answers_are_sampled_then_their_distribution_is_the_same(tmp_path):
     """Fourteen comparisons: one of them would be below 0.01 / 14 in a hundredth of all runs of a right engine."""
     model = write_model(tmp_path / "model")
-    drafted, plain = (seen_by("drafted_answers", model, drafts, *MANY, timeout_s=3000) for drafts in ("suffix", "none"))
+    drafted, plain = drafted_and_plain(model, MANY, timeout_s=6000).values()
     values = [
         p_value(one, other)
         for temperature in TEMPERATURES

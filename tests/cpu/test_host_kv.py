@@ -1,4 +1,5 @@
-"""KV of interrupted requests in host memory: what is copied there, and that requests of a real engine go on with it."""
+"""KV of interrupted requests in host memory: what is copied there. That requests of a real engine go on with it is in
+`test_over_a_weight_update.py`."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -16,9 +17,6 @@ from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
 from recipe.async_dapo.engines import host_kv
 from recipe.async_dapo.engines.host_kv import InterruptedBlocks
-
-from ..support.composed_runs import write_model
-from ..support.engine_program import seen_by
 
 BLOCK_TOK, KV_BLOCKS, MOST = 4, 65, 8
 
@@ -116,29 +114,3 @@ def test_what_is_aborted_while_others_go_on_is_not_copied_and_takes_no_room(unwa
     world.abort({f"unwanted {name}": length for name, length in unwanted.items()}, going_on=["another"])
     assert world.copied == copied == sum(kept.values())
     assert {name: world.found(name, length) for name, length in kept.items()} == kept
-
-
-@pytest.mark.parametrize(
-    ("ranks", "room_blocks"), [(1, 1000), pytest.param(2, 9, marks=pytest.mark.nightly)], ids=["one rank", "two, full"]
-)
-def test_given_sleep_and_new_weights_then_a_request_goes_on_with_its_own_blocks_and_no_other_meets_them(
-    tmp_path, ranks, room_blocks
-):
-    seen = seen_by("asleep_and_awake", write_model(tmp_path / "model"), ranks, room_blocks, timeout_s=550)
-    assert seen["emptied"] == [True] * 4
-    whole = [(tok - 1) // 16 * 16 for tok in seen["context_tok"]]  # the last token is computed in any case
-    room_tok = (room_blocks - 1) * 16
-    for fresh, own in seen["same_weights"]:
-        assert fresh["found_tok"] == 0
-        assert own["tokens"] == fresh["tokens"]
-        torch.testing.assert_close(own["log_probs"], fresh["log_probs"], rtol=0, atol=1e-5)
-    found = [own["found_tok"] for _, own in seen["same_weights"]]
-    # Where all is full, the last block may end with a token that was computed and is in no answer.
-    assert min(sum(whole[:2]), room_tok) - sum(found) in ((0,) if room_tok > sum(whole[:2]) else (0, 16))
-    fresh, own = seen["new_weights"]
-    assert (fresh["found_tok"], own["found_tok"]) == (0, found[0])
-    assert found[0] == 0 or abs(fresh["log_probs"][0] - own["log_probs"][0]) > 1e-4, "not with the old blocks"
-    assert seen["last"]["found_tok"] == min(whole[2], room_tok) >= found[0]
-    assert seen["vllm_found_tok"] >= sum(found) + own["found_tok"] + seen["last"]["found_tok"]
-    unwanted, interrupted = seen["beside_an_unwanted_one"]
-    assert unwanted["found_tok"] == 0 < interrupted["found_tok"]

@@ -33,23 +33,18 @@ def start(copy: Path, *arguments: str, entry: str = "main_async_dapo") -> subpro
     )
 
 
-def test_given_a_copy_under_another_name_when_started_then_its_own_configuration_is_composed(tmp_path):
+def test_given_a_copy_under_another_name_when_started_with_a_bad_run_then_its_own_checks_refuse_it(tmp_path):
     copy = copied(tmp_path, "experiments/my_dapo")
     with open(copy / "config" / "async_dapo_trainer.yaml", "a") as yaml:
         yaml.write("\n# marks the copy\nmarker: of the copy\n")
-    done = start(copy, "--cfg", "job", "async_dapo.stop_rule=drain")
-    assert done.returncode == 0, done.stderr
-    config = OmegaConf.create(done.stdout)
-    assert (config.marker, config.async_dapo.stop_rule) == ("of the copy", "drain")
-    assert config.actor_rollout_ref.rollout.name == "vllm"
-
-
-def test_given_a_copy_in_a_checkout_when_started_with_a_bad_run_then_our_start_up_checks_refuse_it(tmp_path):
-    done = start(copied(tmp_path, "recipe/async_dapo"), "hydra.run.dir=hydra", "async_dapo.over_sampling_batch_size=0")
+    done = start(copy, "hydra.run.dir=hydra", "async_dapo.stop_rule=drain", "async_dapo.over_sampling_batch_size=0")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "async_dapo: async_dapo.over_sampling_batch_size=0: must be a whole number >= 1, or auto"
     )
+    config = OmegaConf.load(copy.parents[1] / "hydra" / ".hydra" / "config.yaml")
+    assert (config.marker, config.async_dapo.stop_rule) == ("of the copy", "drain")
+    assert config.actor_rollout_ref.rollout.name == "vllm"
 
 
 def test_given_both_copied_then_a_run_is_planned_checked_and_reported(tmp_path):

@@ -1,32 +1,83 @@
-"""Parts of a run that are killed or stopped at chosen moments: it goes on or ends with the cause named, and resumes."""
+"""Parts of a run that are killed or stopped at chosen moments: it goes on or ends with the cause named, and resumes.
 
+The run is a rehearsal, on emulated engines, so what its first life has left is what a rehearsal leaves.
+"""
+
+import json
+import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from benchmarks.faults import chain, life
 from benchmarks.faults.cells import SAMPLE, Stack
 from benchmarks.faults.chain import Chain
 from benchmarks.faults.commands import command_of
 from benchmarks.faults.summary import faults_of
+from recipe.async_dapo.record.checkpoint_folder import verify
+from recipe.async_dapo_lab.rehearsal.options import RehearsalOptions
+from recipe.async_dapo_lab.rehearsal.report import Ended, load_rehearsal
+
+from ..support.harness import ledger_closes
 
 # On a busy machine; how soon a run starts and ends is measured on a free one.
 HUNG_S = 150.0
 START_S = 1500.0
 FOLLOW_S = 60.0
+MIXED = (
+    "async_dapo.importance_sampling=mixture",
+    "async_dapo.max_tokens_per_round=1024",  # so that trajectories are interrupted, however fast the machine is
+)
 
 
-def test_given_a_sample_of_faults_when_a_run_meets_them_then_it_goes_on_and_no_prompt_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chain, "START_LIMIT_S", START_S)
-    monkeypatch.setattr(life, "GRACE_S", FOLLOW_S)
-    rows: list[dict[str, Any]] = []
-    Chain(Stack.EMULATED, command_of(Stack.EMULATED, tmp_path), tmp_path, seed=0, add=rows.append).play(SAMPLE)
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder of a run, with one for each life, and a row for each cell."""
+    folder, lives, rows = tmp_path_factory.mktemp("struck"), count(1), list[dict[str, Any]]()
+    command = command_of(Stack.EMULATED, folder)
+
+    def command_of_life(shared: Path) -> list[str]:
+        return [*command(shared), *MIXED, f"rehearsal.output={folder / f'life-{next(lives)}'}"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chain, "START_LIMIT_S", START_S)
+        patch.setattr(life, "GRACE_S", FOLLOW_S)
+        Chain(Stack.EMULATED, command_of_life, folder, seed=0, add=rows.append).play(SAMPLE)
+    return folder, rows
+
+
+def test_given_a_sample_of_faults_when_a_run_meets_them_then_it_goes_on_and_no_prompt_is_lost(struck) -> None:
+    _, rows = struck
     assert [row["who"] for row in rows] == [cell.who for cell in SAMPLE]
     assert [row["outcome"] for row in rows] == ["continued", "continued", "ended"]
     assert {row["who"]: wrong for row in rows if (wrong := set(faults_of(pd.Series(row))) - {"late"})} == {}
     assert all(float(row["seconds"]) < HUNG_S for row in rows)
     assert [row["steps"] for row in rows] == sorted(row["steps"] for row in rows) and rows[-1]["steps"] >= len(rows)
+
+
+def test_given_a_rehearsal_when_it_trains_then_it_mixes_versions_and_loses_nothing_on_the_way(struck) -> None:
+    folder, _ = struck
+    lines = [json.loads(line)["data"] for line in (folder / "1-metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "timing_s/step" in line]
+    assert all(ledger_closes(step) and step["async_dapo/ledger/failed"] == 0 for step in steps)
+    assert max(step["response_length/max"] for step in steps) <= 2048
+    assert sum(step["async_dapo/mixture/scored_trajectories"] for step in steps) > 0, "no group mixed versions"
+    last = max((folder / "checkpoints").glob("global_step_*"), key=lambda one: int(one.name.rpartition("_")[2]))
+    assert (last / "actor").is_dir() and verify(last).step > 0
+
+
+def test_given_a_gpu_configuration_when_rehearsed_then_it_says_how_fast_it_would_be(struck) -> None:
+    folder, _ = struck
+    own = folder / "life-1"
+    shutil.copy(folder / "1-metrics.jsonl", own / "metrics.jsonl")
+    config = OmegaConf.load(own / "config.yaml")
+    rehearsal = load_rehearsal(config, RehearsalOptions.from_hydra(config), Ended(wall_s=1.0, peak_memory_bytes=1))
+    assert [step.step for step in rehearsal.steps] == list(range(1, 1 + len(rehearsal.steps)))
+    assert len(rehearsal.steps) > 2 and rehearsal.num_gpus == 2
+    for step in rehearsal.steps:
+        assert step.bound_share > 0 and 0 <= step.idle < 1 and step.step_s > step.rollout_s > 0
+    assert rehearsal.mean.bound_share <= 1.2, "faster than the GPUs allow"

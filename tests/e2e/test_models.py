@@ -5,9 +5,10 @@ import pytest
 
 from recipe.async_dapo.record.checkpoint_folder import read_pool
 from recipe.async_dapo.record.keys import DRAFT_TOK_PER_STEP, FRESH_K3_KL
-from recipe.async_dapo_lab.gpu_check.families import TinyModel, glm4_moe, picture, qwen2_5_vl, qwen3_moe, qwen3_vl
+from recipe.async_dapo_lab.gpu_check.families import TinyModel, picture, qwen2_5_vl, qwen3_moe
 
 from ..support.answers_of_two_lengths import LONG_TOK, SHORT_TOK, AnswersOfTwoLengths
+from ..support.families import add_head, glm4_moe, qwen3_vl
 from ..support.harness import Run, ledger_closes, train
 
 pytestmark = pytest.mark.nightly
@@ -62,6 +63,8 @@ def run(family, tmp_path_factory) -> Run:
     make, has_pictures, _, own = family
     folder = tmp_path_factory.mktemp(make.__name__)
     assets = TinyModel(make=make, has_pictures=has_pictures).write(folder / "assets")
+    if make is glm4_moe:
+        add_head(assets.model)
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text(LOOPS)
     overrides = (

@@ -1,4 +1,7 @@
-"""A rehearsal of a GPU run, on this machine: real code on eight emulated engines."""
+"""A rehearsal of a GPU run, on this machine: real code on eight emulated engines.
+
+Nightly: every run of the tests rehearses in `test_faults.py`, and has the command in `tests/cpu/test_rehearsal.py`.
+"""
 
 import json
 import os
@@ -15,6 +18,8 @@ import pytest
 from ..support.composed_runs import rows, write_parquet
 from ..support.harness import ledger_closes
 from ..support.signals import as_in_the_foreground
+
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = (
@@ -81,7 +86,6 @@ def test_given_a_rehearsal_then_its_checkpoint_is_there_and_no_process_is(folder
     assert not left
 
 
-@pytest.mark.nightly
 def test_given_ctrl_c_while_it_trains_then_no_process_and_no_file_of_it_is_left(tmp_path) -> None:
     with tempfile.TemporaryDirectory(prefix="r") as folder:  # short: sockets
         process = subprocess.Popen(
@@ -118,7 +122,6 @@ FEWER = (  # prompts and answers than the script has; all else is its own
 )
 
 
-@pytest.mark.nightly
 def test_given_the_reference_script_when_rehearsed_on_a_stand_in_then_it_trains_until_step_3(tmp_path) -> None:
     write_parquet(tmp_path / "dapo-math-17k.parquet", rows(8))
     write_parquet(tmp_path / "aime-2024.parquet", rows(8))

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 import ray
 import torch
 from omegaconf import DictConfig, OmegaConf
-from ray.actor import ActorHandle
 from tensordict import TensorDict
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.protocol import DataProto
@@ -25,6 +25,8 @@ from recipe.async_dapo.rollout.reward_isolation import (
 
 from ..support.composed_runs import compose_run, valid_overrides, write_files
 from ..support.scripted_reward import reward_options
+
+ComputeScore = Callable[[DataProto], Awaitable[dict[str, Any]]]
 
 TIMEOUT_S = 4.0
 PATIENCE_S = 300.0  # what has not ended by then hangs
@@ -60,9 +62,6 @@ class MyManager(NaiveRewardManager):
 """
 
 
-pytestmark = pytest.mark.usefixtures("local_cluster")
-
-
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
     folder = tmp_path_factory.mktemp("rewards")
@@ -73,10 +72,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
     return config
 
 
-def start_worker(config: DictConfig, *overrides: str, processes: int | None = 2) -> ActorHandle:
+def options_of_worker(config: DictConfig, *overrides: str, processes: int | None) -> DictConfig:
     config = OmegaConf.merge(config, OmegaConf.from_dotlist(["reward.num_workers=1", *overrides]))
     isolate_reward(config, reward_options(timeout_s=TIMEOUT_S, processes=processes))
-    return ray.remote(num_cpus=0)(RewardLoopWorker).remote(config, None)
+    return config
 
 
 def sample(source: str, folder: Path) -> DataProto:
@@ -96,10 +95,10 @@ def sample(source: str, folder: Path) -> DataProto:
     )
 
 
-async def score_all(worker: ActorHandle, sources: list[str], folder: Path) -> list[Any]:
+async def score_all(compute_score: ComputeScore, sources: list[str], folder: Path) -> list[Any]:
     async def score(source: str) -> Any:
         try:
-            return (await worker.compute_score.remote(sample(source, folder)))["reward_score"]
+            return (await compute_score(sample(source, folder)))["reward_score"]
         except Exception as error:  # all of them are looked at
             return error
 
@@ -121,6 +120,7 @@ KINDS = {
 
 
 # What `isolate_reward` chooses for each is in `tests/startup/test_reward_isolation.py`.
+@pytest.mark.usefixtures("local_cluster")
 @pytest.mark.parametrize(
     "kind", ["plain", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS if kind != "plain")]
 )
@@ -128,19 +128,21 @@ def test_given_rewards_that_hang_interrupt_exit_or_die_then_they_alone_fail_and_
     config, tmp_path, kind
 ):
     manager = Path(config.reward.custom_reward_function.path).with_name("manager.py")
-    worker = start_worker(config, f"reward.reward_manager.module.path={manager}", *KINDS[kind])
+    options = options_of_worker(config, f"reward.reward_manager.module.path={manager}", *KINDS[kind], processes=2)
+    worker = ray.remote(num_cpus=0)(RewardLoopWorker).remote(options, None)
+    compute_score = worker.compute_score.remote
     sources = [source for failure in FAILURES for source in (failure, "healthy", "healthy")] * 2
 
     async def main() -> None:
-        results = await score_all(worker, sources, tmp_path)
+        results = await score_all(compute_score, sources, tmp_path)
         for source, result in zip(sources, results, strict=True):
             if source == "healthy":
                 assert result == 1.0, result
             else:
                 assert isinstance(result, FAILURES[source]), (source, result)
         assert isinstance(results[0], TimeoutError)
-        assert await score_all(worker, ["healthy"] * 50, tmp_path) == [1.0] * 50
-        hanging = asyncio.create_task(score_all(worker, ["hangs", "healthy"], tmp_path))
+        assert await score_all(compute_score, ["healthy"] * 50, tmp_path) == [1.0] * 50
+        hanging = asyncio.create_task(score_all(compute_score, ["hangs", "healthy"], tmp_path))
         await asyncio.sleep(TIMEOUT_S / 2)
         ray.kill(worker)
         await hanging
@@ -155,9 +157,14 @@ def test_given_rewards_that_hang_interrupt_exit_or_die_then_they_alone_fail_and_
 def test_given_a_coroutine_function_in_verls_own_worker_then_a_call_that_interrupts_or_exits_fails_alone(
     config, tmp_path
 ):
-    worker = start_worker(config, *KINDS["coroutine"], processes=None)
-    results = asyncio.run(score_all(worker, ["interrupts", "healthy", "exits", "healthy"], tmp_path))
+    """As in an actor: the loop of the process runs all calls."""
+    options = options_of_worker(config, *KINDS["coroutine"], processes=None)
+
+    async def main() -> list[Any]:
+        worker = RewardLoopWorker(options, None)
+        return await score_all(worker.compute_score, ["interrupts", "healthy", "exits", "healthy"], tmp_path)
+
+    results = asyncio.run(main())
     assert results[1::2] == [1.0, 1.0] and all(isinstance(one, RewardRaised) for one in results[::2])
-    assert results[0].cause.summary.startswith("KeyboardInterrupt() at reward.py:")
-    assert len(os.listdir(tmp_path)) == 1, "one process has run all calls"
-    ray.kill(worker)
+    assert results[0].summary.startswith("KeyboardInterrupt() at reward.py:")
+    assert os.listdir(tmp_path) == [str(os.getpid())]

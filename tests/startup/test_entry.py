@@ -13,6 +13,7 @@ from recipe.async_dapo import main_async_dapo
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.main_async_dapo import explained, told_how_to_go_on
 from recipe.async_dapo_lab import train
+from recipe.async_dapo_lab.rehearsal import run as rehearsal
 
 from ..support.composed_runs import RECIPE, valid_overrides, write_verl
 from ..support.recorded_runs import write_recipe_run
@@ -55,14 +56,35 @@ def assert_refused(done: subprocess.CompletedProcess[str], folder: Path, message
 
 
 @pytest.mark.slow
-def test_given_a_missing_model_when_started_or_rehearsed_then_the_message_is_the_same(files, tmp_path):
-    overrides = [*valid_overrides(files), "actor_rollout_ref.model.path=/no/such/model"]
-    done = start(tmp_path, *overrides)
-    rehearsed = start(tmp_path, *overrides, entry="async_dapo_lab.rehearse")
-    assert rehearsed.returncode == done.returncode == 1
-    assert rehearsed.stdout.rstrip().splitlines()[-1] == done.stderr.rstrip().splitlines()[-1]
-    message = "actor_rollout_ref.model.path=/no/such/model: verl cannot load it: "
-    assert_refused(done, tmp_path, message)
+def test_given_a_missing_model_when_started_or_rehearsed_then_the_message_is_the_same(
+    files, tmp_path, monkeypatch, capsys
+):
+    """In this process; how another one ends is seen with another verl."""
+    for module, name in (
+        (main_async_dapo, "show_logs"),
+        (main_async_dapo, "note_start"),
+        (main_async_dapo, "collect_cycles_rarely"),
+        (rehearsal, "collect_cycles_rarely"),
+    ):
+        monkeypatch.setattr(module, name, lambda: None)  # of a process of its own
+    command = [
+        "main",
+        *valid_overrides(files),
+        "actor_rollout_ref.model.path=/no/such/model",
+        f"hydra.run.dir={tmp_path}/hydra",
+        "hydra/job_logging=none",
+        "hydra/hydra_logging=none",
+    ]
+    messages = set()
+    for main in (main_async_dapo.main, rehearsal.main):
+        monkeypatch.setattr(sys, "argv", list(command))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        messages.add(ended.value.code)
+    [message] = messages
+    assert message.startswith("\nasync_dapo: actor_rollout_ref.model.path=/no/such/model: verl cannot load it: ")
+    said = capsys.readouterr()
+    assert "Traceback" not in said.out + said.err
 
 
 def test_given_another_verl_when_started_then_the_process_ends_with_the_remedy(files, tmp_path):

@@ -9,9 +9,10 @@ import pytest
 
 from recipe.async_dapo.startup import data_check
 from recipe.async_dapo.startup.preflight import check_all
-from recipe.async_dapo_lab.gpu_check.families import TinyModel, qwen2_5_vl, qwen3_vl
+from recipe.async_dapo_lab.gpu_check.families import TinyModel, qwen2_5_vl
 
 from ..support.composed_runs import refusal, row, write_parquet
+from ..support.families import qwen3_vl
 
 # transformers' processors, with numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")

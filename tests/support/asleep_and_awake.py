@@ -1,12 +1,8 @@
 """vLLM's cache is emptied, as sleep does, between a request and the one that continues it, on our server with KV of
 interrupted requests in host memory.
-
-python -m tests.support.asleep_and_awake MODEL RANKS ROOM_BLOCKS
 """
 
 import asyncio
-import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,7 +114,3 @@ async def main(model: str, ranks: int, room_blocks: int) -> dict[str, Any]:
         "beside_an_unwanted_one": beside,
         "vllm_found_tok": found,
     }
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))) + "\n")

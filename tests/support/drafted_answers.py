@@ -1,14 +1,10 @@
 """vLLM with drafts by suffix decoding and without: what it samples, and with which log-probs.
 
-python -m tests.support.drafted_answers MODEL suffix|none SAMPLES INTERRUPTED
-
 At each temperature so many answers, and so many, whole multiples of 128, that do not end in one piece.
 """
 
 import asyncio
-import json
 import os
-import sys
 from collections import Counter
 from typing import Any
 
@@ -160,8 +156,3 @@ async def main(model: str, drafts: bool, samples: int, cut: int) -> dict[str, An
         seen[str(temperature)]["accepted_tok"] = meter.load().accepted_tok  # since the last stop
     engine.shutdown()
     return seen
-
-
-if __name__ == "__main__":
-    folder, source, *numbers = sys.argv[1:]
-    sys.stdout.write(json.dumps(asyncio.run(main(folder, source == Drafts.SUFFIX, *map(int, numbers)))) + "\n")

@@ -1,21 +1,29 @@
-"""Programs of this folder that start an engine, each in a process of its own on the CPU."""
+"""Runs programs of this folder that start an engine on the CPU: each in a process of its own, forked from one that has
+imported what all of them need.
 
+python -m tests.support.engine_program '[["PROGRAM", ARGUMENT, ...], ...]'
+"""
+
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 
+from .forked import in_a_fork
+
 ROOT = Path(__file__).parents[2]
 
 
-def seen_by(program: str, *arguments: object, timeout_s: float) -> dict[str, Any]:
-    """What it says in its last line."""
+def seen_by(*programs: tuple[object, ...], timeout_s: float) -> list[dict[str, Any]]:
+    """What each of them says, one after the other. A program is named first, and then what its `main` is given."""
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.support.{program}", *map(str, arguments)],
+        [sys.executable, "-m", __name__, json.dumps(programs, default=str)],
         cwd=ROOT,
         env=cpu_environment(os.environ, code_path=ROOT),
         capture_output=True,
@@ -23,5 +31,24 @@ def seen_by(program: str, *arguments: object, timeout_s: float) -> dict[str, Any
         timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    seen: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return seen
+
+
+def module_of(program: str) -> Any:
+    return import_module(f"{__package__}.{program}")
+
+
+def said(program: str, *arguments: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = asyncio.run(module_of(program).main(*arguments))
+    return answer
+
+
+def main(programs: list[list[Any]]) -> list[dict[str, Any]]:
+    for name, *_ in programs:
+        module_of(name)
+    return [in_a_fork(said, *program) for program in programs]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(json.loads(sys.argv[1]))) + "\n")

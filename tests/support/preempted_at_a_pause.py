@@ -1,12 +1,8 @@
 """vLLM without room for two requests to grow, and two of one prompt: one is preempted, and waits when generation is
 paused. What it and later requests find in the prefix cache under the next weights.
-
-python -m tests.support.preempted_at_a_pause MODEL
 """
 
 import asyncio
-import json
-import sys
 from typing import Any
 
 import pytest
@@ -81,7 +77,3 @@ async def main(model: str) -> dict[str, Any]:
         "after": preemptions.counts,
         "later": [described(output) for output in later],
     }
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asyncio.run(main(sys.argv[1]))) + "\n")

@@ -1,12 +1,7 @@
-"""vLLM with room for one request, and two of one prompt: the second waits while generation is paused, on our server.
-
-python -m tests.support.waiting_at_a_pause MODEL
-"""
+"""vLLM with room for one request, and two of one prompt: the second waits while generation is paused, on our server."""
 
 import asyncio
-import json
 import os
-import sys
 from typing import Any
 
 import pytest
@@ -96,7 +91,3 @@ async def main(model: str) -> dict[str, Any]:
     seen = {"kv_usage": usage, "counts": counts(meter)}
     engine.shutdown()
     return {name: described(output) for name, output in outputs.items()} | seen
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asyncio.run(main(sys.argv[1]))) + "\n")

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from PIL import Image, ImageDraw
-from safetensors.torch import load_file, save_file
 
 from ..quickstart import tiny_model
 from ..quickstart.model_and_data import Assets, write_rows
@@ -25,7 +24,7 @@ _TEMPLATE = (
     "{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>a\n{% endif %}"
 )
-_TEXT: dict[str, Any] = {
+TEXT: dict[str, Any] = {
     "hidden_size": 64,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -48,17 +47,9 @@ _VISION = {
     "out_hidden_size": 64,
     "initializer_range": 0.25,
 }
-_LINEAR = {
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-}
 
 
-def _ids(tokenizer: Any) -> dict[str, int]:
+def ids_of(tokenizer: Any) -> dict[str, int]:
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     return {"vocab_size": len(tokenizer), **ids}
 
@@ -67,42 +58,16 @@ def qwen3_moe(tokenizer: Any) -> Any:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_TEXT, **_ids(tokenizer), **experts, head_dim=32, mlp_only_layers=[]))
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**TEXT, **ids_of(tokenizer), **experts, head_dim=32, mlp_only_layers=[]))
 
 
-def glm4_moe(tokenizer: Any) -> Any:
-    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
-
-    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
-    head = {"num_nextn_predict_layers": 1}
-    model = Glm4MoeForCausalLM(Glm4MoeConfig(**_TEXT, **_ids(tokenizer), **experts, **head, head_dim=32))
-    with torch.no_grad():  # the last token decides most, so that a head of one layer is often right
-        for name, parameter in model.named_parameters():
-            parameter *= 0.01 if "o_proj" in name or "down_proj" in name else 2.0 if "lm_head" in name else 1.0
-    return model
-
-
-def _add_head(folder: Path) -> None:
-    """A head that predicts the token after the next one, which transformers saves none of: the model's last layer, run
-    on the next token's embedding.
-    """
-    file, size, layers = folder / "model.safetensors", _TEXT["hidden_size"], _TEXT["num_hidden_layers"]
-    weights, last, own = load_file(file), f"model.layers.{layers - 1}.", f"model.layers.{layers}."
-    head = {name.replace(last, own): tensor.clone() for name, tensor in weights.items() if name.startswith(last)}
-    head |= {f"{own}{name}.weight": torch.ones(size) for name in ("enorm", "hnorm", "shared_head.norm")}
-    head[own + "eh_proj.weight"] = torch.cat([torch.eye(size), torch.zeros(size, size)], dim=1)
-    head[own + "embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
-    head[own + "shared_head.head.weight"] = weights["lm_head.weight"].clone()
-    save_file(weights | head, file, metadata={"format": "pt"})
-
-
-def _vision_language(name: str, tokenizer: Any, text: dict[str, Any], vision: dict[str, Any], rope: list[int]) -> Any:
+def vision_language(name: str, tokenizer: Any, text: dict[str, Any], vision: dict[str, Any], rope: list[int]) -> Any:
     import transformers
 
     rope_of = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": rope, **text.pop("rope", {})}
     names = {"image_token_id": PICTURE, "video_token_id": VIDEO, "vision_start_token_id": START}
     config = getattr(transformers, f"{name}Config")(
-        text_config=_TEXT | _ids(tokenizer) | {"rope_parameters": rope_of} | text,
+        text_config=TEXT | ids_of(tokenizer) | {"rope_parameters": rope_of} | text,
         vision_config=_VISION | vision,
         tie_word_embeddings=False,
         dtype="float32",
@@ -114,19 +79,7 @@ def _vision_language(name: str, tokenizer: Any, text: dict[str, Any], vision: di
 
 def qwen2_5_vl(tokenizer: Any) -> Any:
     vision = {"window_size": 56, "fullatt_block_indexes": [1]}
-    return _vision_language("Qwen2_5_VL", tokenizer, {}, vision, [4, 6, 6])
-
-
-def qwen3_vl(tokenizer: Any) -> Any:
-    vision = {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
-    text = {"head_dim": 32, "rope": {"mrope_interleaved": True}}
-    return _vision_language("Qwen3VL", tokenizer, text, vision, [6, 5, 5])
-
-
-def qwen3_5(tokenizer: Any) -> Any:
-    rope = {"mrope_interleaved": True, "partial_rotary_factor": 0.5}
-    text = {"head_dim": 32, "num_hidden_layers": 4, "partial_rotary_factor": 0.5, **_LINEAR, "rope": rope}
-    return _vision_language("Qwen3_5", tokenizer, text, {"num_position_embeddings": 64}, [3, 3, 2])
+    return vision_language("Qwen2_5_VL", tokenizer, {}, vision, [4, 6, 6])
 
 
 def _tokenizer_with_pictures() -> Any:
@@ -188,8 +141,6 @@ class TinyModel:
             model = self.make(tokenizer).to(dtype).eval()
         model.generation_config.eos_token_id = tokenizer.eos_token_id
         model.save_pretrained(assets.model)
-        if getattr(model.config, "num_nextn_predict_layers", None):
-            _add_head(assets.model)
         if self.has_pictures:
             _save_processor(self.make.__name__, tokenizer, assets.model)
             write_pictures(assets.train_file, TRAIN_ROWS, by_path=False)

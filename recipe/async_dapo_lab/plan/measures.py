@@ -61,11 +61,6 @@ class StepMeasure:
         return max(0.0, 1 - self.lease_s / self.inflight_max_s) if self.inflight_max_s else 0.0
 
     @property
-    def server_idle_ratio(self) -> float:
-        """Share of the rollout in which a server had no request at all [0-1]."""
-        return max(0.0, 1 - _ratio(self.server_busy_s, self.num_servers * self.rollout_s))
-
-    @property
     def waste_ratio(self) -> float:
         """As `async_dapo/tokens/waste_ratio`: thrown-away and withheld tokens, of these and those in the loss [0-1]."""
         return _ratio(self.wasted_tok + self.withheld_tok, self.wasted_tok + self.trained_tok)

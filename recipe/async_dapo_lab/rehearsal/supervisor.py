@@ -83,14 +83,7 @@ def _run(overrides: Sequence[str], folder: Path) -> Ended:
     started = time.monotonic()
     log = folder / "train.log"
     with RayFolder() as ray:
-        command = [
-            sys.executable,
-            "-m",
-            f"{__package__}.run",
-            *overrides,
-            f"hydra.run.dir={quoted(folder / 'hydra')}",
-            f"++ray_kwargs.ray_init._temp_dir={quoted(ray.path)}",
-        ]
+        command = _command(overrides, folder, ray)
         environment = run_environment(os.environ, code_path=_CODE_PATH, output=folder, ray_folder=ray.path)
         environment["TMPDIR"] = str(ray.path)
         process = TrainingProcess(command, environment=environment, log_file=log)
@@ -101,6 +94,17 @@ def _run(overrides: Sequence[str], folder: Path) -> Ended:
     if process.exit_code != 0 or not metrics.trained_steps:
         raise RehearsalFailed(cause_of_failure(log))
     return Ended(wall_s=time.monotonic() - started, peak_memory_bytes=process.peak_memory_bytes)
+
+
+def _command(overrides: Sequence[str], folder: Path, ray: RayFolder) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        f"{__package__}.run",
+        *overrides,
+        f"hydra.run.dir={quoted(folder / 'hydra')}",
+        f"++ray_kwargs.ray_init._temp_dir={quoted(ray.path)}",
+    ]
 
 
 def cause_of_failure(log: Path) -> str:
