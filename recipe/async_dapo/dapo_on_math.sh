@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # DAPO on math, the part that does not depend on the model: the scripts test_*.sh beside this file source it. They set
-# `model`, `run` and `least_nodes` first, add to `overrides`, and end with `start "$@"`.
+# `model` and `least_nodes` first, add to `overrides`, and end with `start "$@"`.
 set -euo pipefail
 name=$(basename -- "$0" .sh)
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
@@ -31,6 +31,7 @@ unset CDPATH # with it, `cd` prints
 data_home=$(cd -- "$DATA_HOME" && pwd)
 ckpts_dir=$(realpath --canonicalize-missing -- "${CKPTS_DIR:-checkpoints}")
 if [[ -d $model_path ]]; then model_path=$(cd -- "$model_path" && pwd); fi
+run=$(basename -- "${model_path,,}") # each model has a folder of checkpoints of its own
 recipe_dir=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 parent_dir=$(dirname -- "$recipe_dir")
 cd -- "$(dirname -- "$parent_dir")"
@@ -107,9 +108,9 @@ overrides=(
   trainer.test_freq=5
   trainer.save_freq=10
   trainer.max_actor_ckpt_to_keep=3
-  trainer.default_local_dir="'$ckpts_dir/${run:?}'"
+  trainer.default_local_dir="'$ckpts_dir/$run'"
   trainer.project_name=async_dapo
-  trainer.experiment_name="$run"
+  trainer.experiment_name="'$run'"
 )
 
 if [[ -z ${RAY_ADDRESS:-} ]] && ((nnodes == 1 && !rehearse && !check)); then

@@ -9,7 +9,7 @@
 # for test_qwen3_8b.sh: DATA_HOME, MODEL_PATH [Qwen/Qwen3-30B-A3B-Base], CKPTS_DIR (400 GB a checkpoint), NNODES [2],
 # RAY_ADDRESS, CHECK, REHEARSE.
 set -euo pipefail
-model=Qwen/Qwen3-30B-A3B-Base run=qwen3-30b-a3b-base least_nodes=2
+model=Qwen/Qwen3-30B-A3B-Base least_nodes=2
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname -- "${BASH_SOURCE[0]}")/dapo_on_math.sh"
 

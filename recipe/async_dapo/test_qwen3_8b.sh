@@ -8,14 +8,14 @@
 #
 #   DATA_HOME    folder with dapo-math-17k.parquet and aime-2024.parquet, the same on every node; required
 #   MODEL_PATH   model folder, the same on every node, or name on the Hugging Face hub [Qwen/Qwen3-8B-Base]
-#   CKPTS_DIR    folder of the checkpoints, 100 GB each: three, and a fourth while it is written; with NNODES > 1
-#                required, and shared by all nodes [checkpoints]
+#   CKPTS_DIR    folder of the checkpoints, 100 GB each: three, and a fourth while it is written, in a folder that is
+#                named after the model; with NNODES > 1 required, and shared by all nodes [checkpoints]
 #   NNODES       nodes to train on [1]
 #   RAY_ADDRESS  running Ray cluster to join; required if NNODES > 1, else a new local one is started []
 #   CHECK        1 = check the options, data and model of this run, and start nothing [0]
 #   REHEARSE     1 = rehearse this run on this machine, without GPUs and weights (docs/plan_check_rehearse.md) [0]
 set -euo pipefail
-model=Qwen/Qwen3-8B-Base run=qwen3-8b-base least_nodes=1
+model=Qwen/Qwen3-8B-Base least_nodes=1
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname -- "${BASH_SOURCE[0]}")/dapo_on_math.sh"
 

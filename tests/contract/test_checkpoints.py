@@ -1,6 +1,7 @@
 """What a checkpoint leaves on the disk, under which names, and what verl does with it."""
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
-from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, verify
+from recipe.async_dapo.record import checkpoint_folder
+from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, new_run, verify
 from recipe.async_dapo.training import trainer as trainer_module
 from recipe.async_dapo.training.checkpoints import KeptCheckpoints
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
@@ -46,12 +48,33 @@ def test_given_more_checkpoints_than_are_kept_when_the_next_is_complete_then_old
 
 def test_given_a_resume_when_the_next_is_complete_then_those_of_the_life_before_count_and_later_ones_stay(tmp_path):
     for step in (1, 2, 3, 9):
-        write_checkpoint(tmp_path, step)
+        newest = write_checkpoint(tmp_path, step, run="this")
     (tmp_path / "global_step_1_best").mkdir()
     checkpoints = kept(tmp_path, 2)
-    checkpoints.resumed(3)
+    checkpoints.resumed(newest.with_name("global_step_3"), takes_over=True)
     checkpoints.saved(write_checkpoint(tmp_path, 4))
     assert names(tmp_path) == ["global_step_1_best", "global_step_3", "global_step_4", "global_step_9"]
+
+
+@pytest.mark.parametrize("run", ["", "this"])  # without a name: from before runs had one
+def test_given_checkpoints_of_others_beside_a_resume_s_when_it_saves_then_only_its_own_go(tmp_path, run):
+    """Of a folder whose note cannot be read nobody knows whose it is."""
+    for step, saved_by in ((1, run), (2, "another"), (3, run), (4, run)):
+        folder = write_checkpoint(tmp_path, step, run=saved_by)
+    (tmp_path / "global_step_3" / COMPLETE_FILE).unlink()
+    checkpoints = kept(tmp_path, 1)
+    checkpoints.resumed(folder, takes_over=True)
+    assert checkpoints.run == run
+    checkpoints.saved(write_checkpoint(tmp_path, 5, run=run))
+    assert names(tmp_path) == ["global_step_2", "global_step_3", "global_step_5"]
+
+
+def test_given_runs_that_begin_one_after_another_then_their_names_sort_so_and_differ_within_a_second(monkeypatch):
+    moments = [datetime(2026, 9, 30, 9, tzinfo=UTC), datetime(2026, 10, 1, 8, tzinfo=UTC)]
+    clock = iter([*moments, *moments])
+    monkeypatch.setattr(checkpoint_folder, "datetime", SimpleNamespace(now=lambda zone: next(clock)))
+    first, second, like_the_first, _ = (new_run() for _ in range(4))
+    assert max(first, like_the_first) < second and first != like_the_first
 
 
 def test_given_a_run_that_began_anew_when_it_saves_then_checkpoints_of_others_stay(tmp_path: Path) -> None:
@@ -131,7 +154,8 @@ def test_given_a_full_disk_when_a_checkpoint_is_written_then_the_error_ends_with
             "data": {"prompt_key": "prompt"},
         }
     )
-    trainer.global_steps, trainer.train_dataset = 8, None
+    trainer.global_steps, trainer.train_dataset, trainer._model = 8, None, None
+    trainer._checkpoints = kept(tmp_path, None)
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: write())
     trainer.replay_buffer = SimpleNamespace(state=lambda: None)
     monkeypatch.setattr(trainer_module, "to_frames", lambda state: [])

@@ -106,7 +106,7 @@ class _World:
     async def assert_nothing_is_left(self) -> None:
         await asyncio.sleep(200 + CLEANUP_TIMEOUT_S)
         status = await self.balancer.get_status()
-        assert (status["total_inflight"], status["queued"]) == (0, 0)
+        assert (status["total_inflight"], status["queued"]) == (0, 0) and not self.balancer._waiters
         for name in await self.alive():
             assert not self.servers[name]._requests._requests, "an entry stays in the table of its server"
             assert not self.engines[name].core and not self.engines[name].output_processor.request_states

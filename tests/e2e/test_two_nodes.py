@@ -23,7 +23,7 @@ from ..support.doors import files_with
 from ..support.harness import ROOT, Run, ledger_closes, overrides_of
 from ..support.ray_nodes import RAY_ENVIRONMENT, TOKEN, training_on, two_nodes
 
-STEPS = 3
+STEPS = 2
 STRANGERS = {"nothing": {"RAY_AUTH_MODE": "disabled"}, "another token": {"RAY_AUTH_TOKEN": "f" * 64}}
 STRANGER_S = 600  # longest time until it is refused
 

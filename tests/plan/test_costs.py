@@ -1,16 +1,22 @@
-"""Sizes and speeds of real models on real accelerators, and what does not fit."""
+"""Sizes and speeds of real models on real accelerators, what does not fit; costs of drafts, and fitted to records."""
+
+import json
+import random
 
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo_lab.plan.calibration import calibrate
+from recipe.async_dapo_lab.plan.candidates import with_drafts
 from recipe.async_dapo_lab.plan.costs import DraftCost, ServerConstants
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 from recipe.async_dapo_lab.plan.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.model_size import BYTES_PER_VALUE, shape_of
+from recipe.async_dapo_lab.plan.systems import recipe
 
-from ..support.plan_settings import small_scenario
+from ..support.plan_settings import simulate, small_scenario
 
 # Billions of parameters, by the models' own cards.
 PARAMETERS = {
@@ -124,3 +130,84 @@ def test_a_config_json_says_of_layers_what_transformers_reads_in_it(kind, layers
     assert size.parameters == shape_of(config | {"tie_word_embeddings": read.tie_word_embeddings}, name=kind).parameters
     assert size.full_layers == kinds.count("full_attention")
     assert size.window_layers == kinds.count("sliding_attention")
+
+
+BASE_S, PER_REQUEST_S = 0.004, 0.0005
+
+
+def write(path, rows) -> str:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_given_throughputs_with_cache_sizes_then_all_three_terms_are_found(tmp_path):
+    rng = random.Random(1)
+    rows = []
+    for _ in range(50):
+        inflight, kv_tok = rng.randint(1, 200), rng.randint(1000, 600_000)
+        step_s = BASE_S + PER_REQUEST_S * inflight + 4e-8 * kv_tok
+        rows.append({"inflight": inflight, "kv_tok": kv_tok, "tokens_per_s": inflight / step_s})
+    fitted = calibrate(write(tmp_path / "t.jsonl", rows))
+    assert (fitted.base_s, fitted.per_request_s, fitted.per_kv_token_s) == pytest.approx((BASE_S, PER_REQUEST_S, 4e-8))
+
+
+def test_given_a_measured_step_then_a_simulated_engine_takes_it_and_prefills_by_arithmetic(tmp_path):
+    measured = calibrate(write(tmp_path / "one.jsonl", [{"inflight": 8, "tokens_per_s": 1000}]))
+    plain, fitted = small_scenario().step_cost(), small_scenario(measured=measured).step_cost()
+    assert fitted.decode_s(1, 8, 0) == pytest.approx(0.008) != plain.decode_s(1, 8, 0)
+    assert fitted.prefill_s(1000) == plain.prefill_s(1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "the file is empty"),
+        ("[1]", "the file is empty"),
+        ("{", "line 1 is not JSON"),
+        ('{"inflight": 3}', "no line can be used"),
+        ('{"inflight": 0, "tokens_per_s": 1}', "no line can be used"),
+        (
+            '{"inflight": 1, "kv_tok": 100, "tokens_per_s": 10}\n{"inflight": 1, "kv_tok": 200, "tokens_per_s": 5}',
+            "take no time per token",
+        ),
+    ],
+)
+def test_given_a_bad_record_then_the_error_says_what_a_line_needs(tmp_path, text, words):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        calibrate(str(path))
+
+
+NEWER = ServerConstants(step_overhead_ms=1.5, request_overhead_ms=0.03)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "ratio", "context_tok", "gain"),
+    [(0.4, 0.27, 6000, 1.075), (0.6, 0.4, 6000, 1.23), (0.9, 0.45, 6000, 1.42)],
+)
+def test_an_8b_on_an_h100_that_is_full_gains_what_arithmetic_says(accepted, ratio, context_tok, gain):
+    """52 requests fill the cache; a step takes 27.2 ms without drafts, with them 3 ms more, and for each request 0.05
+    ms to draft and 0.03 ms for a drafted token to verify.
+    """
+    scenario = small_scenario(
+        accelerator=find_accelerator("h100"), constants=NEWER, drafts_accepted=accepted, drafts_accepted_ratio=ratio
+    )
+    plain, drafting = scenario.step_cost(), scenario.step_cost(drafts=True)
+    requests = plain.kv_room_tok // context_tok
+    kv_tok = requests * context_tok
+    assert plain.decode_s(1, requests, kv_tok) / drafting.decode_s(1, requests, kv_tok) == pytest.approx(gain, rel=0.01)
+    assert drafting.kv_room_tok == plain.kv_room_tok and drafting.prefill_s(100) == plain.prefill_s(100)
+
+
+def test_drafts_make_rollouts_shorter_and_change_no_decision_of_a_fixed_pool():
+    scenario = small_scenario(drafts_accepted=0.6, training_s=1.0)
+    system = recipe("partial", rollout_pool_size=16)
+    plain, drafting = (simulate(scenario, one, steps=3) for one in (system, with_drafts(system)))
+    assert [step.trained_tok for step in plain] == [step.trained_tok for step in drafting]
+    assert all(fast.rollout_s < slow.rollout_s for fast, slow in zip(drafting, plain, strict=True))
+
+
+def test_what_is_not_said_of_drafts_is_named():
+    with pytest.raises(ConfigError, match="drafts_accepted=None: say how many tokens of drafts are accepted"):
+        small_scenario().step_cost(drafts=True)

@@ -104,7 +104,7 @@ def resumed(mode: str, root: Path, path: Path | str | None = None) -> DictConfig
     """The trainer's options after the check."""
     named = None if path is None else str(path)
     trainer = {"resume_mode": mode, "default_local_dir": str(root), "resume_from_path": named}
-    check_resume(config := OmegaConf.create({"trainer": trainer}))
+    check_resume(config := OmegaConf.create({"trainer": trainer, "critic": {"enable": False}}))
     return config.trainer
 
 
@@ -129,6 +129,20 @@ def test_given_a_damage_when_an_older_one_is_complete_then_it_is_resumed_from_an
     (record,) = warnings_of_the_check.records
     assert record.levelno == logging.WARNING
     assert str(newest) in record.message and f"resuming from {older}, the newest complete one" in record.message
+
+
+@pytest.mark.parametrize("noted", [b"8", b""])
+def test_given_an_earlier_run_in_the_folder_when_the_newest_is_damaged_then_one_of_the_same_run_is_taken(
+    tmp_path, noted
+):
+    """The earlier run has saved at other steps, which lie between those of this one, and behind them."""
+    for step in (2, 6, 10):
+        write_checkpoint(tmp_path, step, run="20260101T000000Z-ffffffff")
+    for step in (4, 8):
+        newest = write_checkpoint(tmp_path, step, run="20260102T000000Z-00000000")
+    flip_a_byte(newest)
+    (tmp_path / NEWEST_FILE).write_bytes(noted)
+    assert resumed("auto", tmp_path).resume_from_path == str(tmp_path / "global_step_4")
 
 
 def test_given_only_damaged_checkpoints_when_the_newest_is_asked_for_then_nothing_starts_from_scratch(run, tmp_path):

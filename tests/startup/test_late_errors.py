@@ -1,12 +1,16 @@
 """What once ended a run after minutes, in a worker or a server, is refused before Ray starts."""
 
+import errno
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
+from recipe.async_dapo.startup.preflight import check_all
 
-from ..support.composed_runs import refusal, rows, write_lines, write_parquet
+from ..support.composed_runs import REWARD_FUNCTION, refusal, rows, write_lines, write_parquet
 
 ROLLOUT = "actor_rollout_ref.rollout."
 LOOPS, TOOLS = "agent.agent_loop_config_path", "multi_turn.function_tool_path"
@@ -31,17 +35,96 @@ def test_what_a_worker_could_not_load_is_refused_with_the_reason(run, tmp_path, 
     assert said.format(file=file) in refusal(run, f"{ROLLOUT}{option}={file}", *used)
 
 
-def test_an_agent_loop_of_a_module_that_ray_ships_is_found_where_it_is(run, tmp_path):
-    (tmp_path / "modules" / "shipped_loops").mkdir(parents=True)
-    (tmp_path / "modules" / "shipped_loops" / "__init__.py").write_text("class Mine:\n    def run(self): ...\n")
-    file = tmp_path / "loops.yaml"
-    file.write_text("- name: mine\n  _target_: shipped_loops.Mine\n")
-    overrides = (f"{ROLLOUT}agent.agent_loop_config_path={file}", f"{ROLLOUT}agent.default_agent_loop=mine")
+SHIPPED = '''
+class Loop:
+    def run(self): ...
+
+class Tool:
+    def __init__(self, config, tool_schema):
+        self.tool_schema, self.name = tool_schema, tool_schema.function.name
+
+class Recorder: ...
+
+def say(what: str) -> str:
+    """Say it.
+
+    Args:
+        what: that
+    """
+    return what
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    import NAME.further
+    return {"score": 1.0, "acc": 1.0}
+'''
+NATIVE_TOOL = """
+tools:
+  - class_name: NAME.Tool
+    config: {type: native}
+    tool_schema:
+      type: function
+      function: {name: NAME, description: that, parameters: {type: object, properties: {}, required: []}}
+"""
+FUNCTION = "import NAME\nfrom verl.tools.function_tool import function_tool\nfunction_tool('NAME')(NAME.say)\n"
+OWN_REWARD = "reward.custom_reward_function.path="
+IN_A_MODULE = {  # what is written to a file, the file, an override that names it or the module
+    "loop": ("- name: mine\n  _target_: NAME.Loop\n", "loops.yaml", f"{ROLLOUT}{LOOPS}=FILE"),
+    "tool": (NATIVE_TOOL, "tools.yaml", f"{ROLLOUT}multi_turn.tool_config_path=FILE"),
+    "function": (FUNCTION, "tools.py", f"{ROLLOUT}{TOOLS}=FILE"),
+    "reward": ("from NAME import compute_score\n", "reward.py", f"{OWN_REWARD}FILE"),
+    "own_reward": ("", "none", f"{OWN_REWARD}pkg://NAME"),
+    "recorder": ("", "none", "async_dapo.recorder=NAME.Recorder"),
+}
+
+
+@pytest.mark.parametrize("what", IN_A_MODULE)
+def test_what_is_in_a_module_that_ray_ships_is_found_where_it_is(run, tmp_path, what):
+    text, file, override = IN_A_MODULE[what]
+    module = tmp_path / "modules" / (name := f"shipped_{what}")
+    module.mkdir(parents=True)
+    (module / "__init__.py").write_text(SHIPPED.replace("NAME", name))
+    (module / "further.py").touch()
+    (tmp_path / file).write_text(text.replace("NAME", name))
+    named = [override.replace("NAME", name).replace("FILE", f"{tmp_path}/{file}")]
+    named += [f"{ROLLOUT}agent.default_agent_loop=mine"] if what == "loop" else []
     before = list(sys.path)
-    assert "`_target_` of mine=shipped_loops.Mine: cannot be imported" in refusal(run, *overrides)
-    shipped = f"+ray_kwargs.ray_init.runtime_env.py_modules=[{tmp_path}/modules/shipped_loops]"
-    check_agent_loop(run(*overrides, shipped))
+    assert refusal(run, *named).startswith(named[0].partition("=")[0])
+    check_all(run(*named, f"+ray_kwargs.ray_init.runtime_env.py_modules=[{module}]"))
     assert sys.path == before
+
+
+def test_a_function_and_a_native_tool_of_one_name_are_refused(run, tmp_path, monkeypatch):
+    """verl finds this in its workers, when engines are up."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for file, text in (("of_one_name.py", SHIPPED), ("tools.yaml", NATIVE_TOOL), ("tools.py", FUNCTION)):
+        (tmp_path / file).write_text(text.replace("NAME", "of_one_name"))
+    multi_turn = f"{ROLLOUT}multi_turn"
+    native, function = f"{multi_turn}.tool_config_path={tmp_path}/tools.yaml", f"{ROLLOUT}{TOOLS}={tmp_path}/tools.py"
+    assert refusal(run, native, function) == (
+        f"{function}: names tools as {multi_turn}.tool_config_path does: of_one_name; rename one of each two"
+    )
+    for one in (native, function):
+        check_agent_loop(run(one))
+
+
+@pytest.mark.parametrize("home", ["~", "file://HOME", "file://~"])
+def test_files_are_found_however_they_are_named(run, files, tmp_path, monkeypatch, home):
+    """As those are that are shipped to other nodes."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("model", "train.parquet"):
+        (tmp_path / name).symlink_to(files / name)
+    (tmp_path / "reward.py").write_text(REWARD_FUNCTION)
+    (tmp_path / f"{tmp_path.name}.py").write_text(SHIPPED)
+    (tmp_path / "tools.py").write_text(FUNCTION.replace("NAME", tmp_path.name))
+    home = home.replace("HOME", str(tmp_path))
+    model, data = f"actor_rollout_ref.model.path='{home}/model'", f"data.train_files=['{home}/train.parquet']"
+    config = run(model, data, f"{OWN_REWARD}'{home}/reward.py'", f"{ROLLOUT}{TOOLS}='{home}/tools.py'")
+    check_all(config)
+    assert config.actor_rollout_ref.model.path == f"{tmp_path}/model"
+    assert config.data.train_files == [f"{tmp_path}/train.parquet"]
+    assert config.reward.custom_reward_function.path == f"{tmp_path}/reward.py"
+    assert config.data.function_tool_path == f"{tmp_path}/tools.py"
 
 
 @pytest.mark.parametrize(("name", "write"), [("train.parquet", write_parquet), ("train.jsonl", write_lines)])
@@ -51,12 +134,42 @@ def test_an_agent_loop_that_the_data_names_is_looked_up(run, tmp_path, name, wri
     assert message.startswith("data.train_files, column agent_name=my_agent: must be one of ")
 
 
-def test_a_folder_that_is_not_this_users_is_refused(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)
+@pytest.mark.parametrize(
+    ("denied", "what", "remedy"), [(os.W_OK, "write to", "make it writable"), (os.X_OK, "enter", "let this user in")]
+)
+def test_a_folder_that_is_not_this_users_is_refused(run, tmp_path, monkeypatch, denied, what, remedy):
+    monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path or not mode & denied)
     message = refusal(run, f"trainer.rollout_data_dir={tmp_path}/outputs")
     assert message == (
-        f"trainer.rollout_data_dir={tmp_path}/outputs: this user may not write to {tmp_path}; name another folder, or "
-        "make it writable"
+        f"trainer.rollout_data_dir={tmp_path}/outputs: this user may not {what} {tmp_path}; name another folder, or "
+        f"{remedy}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "overrides"),
+    [
+        ("trainer.rollout_data_dir", []),
+        ("trainer.default_local_dir", ["trainer.save_freq=1"]),
+        ("trainer.default_local_dir", ["async_dapo.report_dir=null"]),  # looked at for a checkpoint to resume from
+        ("trainer.resume_from_path", ["trainer.resume_mode=resume_path"]),
+    ],
+)
+def test_a_folder_below_one_that_this_user_may_not_enter_is_refused(run, tmp_path, monkeypatch, key, overrides):
+    """There the operating system answers no question about files, which `Path.exists` raises."""
+    closed, inside, stat, access = tmp_path / "theirs", f"{tmp_path}/theirs/", os.stat, os.access
+    closed.mkdir()
+
+    def stat_as_another(path, *args, **kwargs):
+        if not isinstance(path, int) and os.fspath(path).startswith(inside):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr("os.stat", stat_as_another)
+    monkeypatch.setattr("os.access", lambda path, mode: access(path, mode) and Path(path) != closed)
+    message = refusal(run, f"{key}={closed}/runs/global_step_3", *overrides)
+    assert message == (
+        f"{key}={closed}/runs/global_step_3: this user may not enter {closed}; name another folder, or let this user in"
     )
 
 

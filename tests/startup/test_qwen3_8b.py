@@ -85,6 +85,21 @@ def test_given_one_node_when_run_then_its_options_are_those_of_the_source_recipe
     assert not rollout.disable_log_stats, "engines do not say how full they are"
 
 
+@pytest.mark.parametrize("script", [SCRIPT, EXPERTS])
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("/shared/Qwen3-8B", "qwen3-8b"), ("Qwen/Qwen2.5-Math-7B", "qwen2.5-math-7b"), ("My 7/", "my 7")],
+)
+def test_given_another_model_when_run_then_it_has_a_folder_and_a_name_of_its_own(
+    data_home, tmp_path, script, model, name
+):
+    """In the folder of another model's checkpoints these would be resumed from."""
+    (tmp_path / "My 7").mkdir()
+    config = composed(run_script(script, folder=tmp_path, DATA_HOME=data_home, MODEL_PATH=model, **CLUSTER))
+    assert config.trainer.default_local_dir == f"/shared/checkpoints/{name}"
+    assert config.trainer.experiment_name == name
+
+
 @pytest.mark.parametrize(("script", "nnodes"), [(SCRIPT, 1), (SCRIPT, 4), (EXPERTS, 2), (EXPERTS, 4)])
 def test_given_some_nodes_when_run_then_the_configuration_passes_verls_checks_and_ours(
     data_home, tmp_path, script, nnodes

@@ -47,6 +47,9 @@ saves actor.checkpoint.save_contents=[model,hf_model] -> actor.checkpoint.save_c
 actor.checkpoint.load_contents=[model] -> trainer.resume_mode=disable
 gae saves critic.checkpoint.save_contents=[hf_model] -> critic.checkpoint.save_contents=[model,optimizer,extra]
 gae critic.checkpoint.load_contents=[model] -> trainer.resume_mode=disable
+ranks actor.ulysses_sequence_parallel_size=3 -> actor.ulysses_sequence_parallel_size=4
+ref trainer.n_gpus_per_node=4 ref.ulysses_sequence_parallel_size=3 -> ref.ulysses_sequence_parallel_size=2
+gae ranks critic.fsdp.ulysses_sequence_parallel_size=3 -> critic.fsdp.ulysses_sequence_parallel_size=4
 actor.ppo_mini_batch_size=3 -> actor.ppo_mini_batch_size=4
 gae critic.ppo_mini_batch_size=6 -> critic.ppo_mini_batch_size=4
 ranks actor.ppo_mini_batch_size=1 -> actor.ppo_mini_batch_size=2
@@ -192,6 +195,16 @@ def test_a_row_is_refused_with_key_value_and_remedy_and_its_neighbour_passes(run
     value = re.escape(str(OmegaConf.select(Run.of(config, None).config, rule.key)))
     assert [error for error in errors if re.fullmatch(f"{re.escape(rule.key)}={value}: {remedy}", error)], errors
     assert not of_options(run(*wrong, *right))
+
+
+@pytest.mark.parametrize(("gpus", "is_refused"), [(8, True), (16, False), (24, True), (32, False)])
+def test_megatrons_parallel_sizes_count_together(run, gpus, is_refused):
+    sizes = in_full("actor.megatron.tensor_model_parallel_size=4 actor.megatron.pipeline_model_parallel_size=4")
+    errors = of_options(run("model_engine=megatron", f"trainer.n_gpus_per_node={gpus}", *sizes), before=AFTER_RULES)
+    said = (
+        f"trainer.n_gpus_per_node={gpus}: times trainer.nnodes makes {gpus} training GPUs, no multiple of the 16 that"
+    )
+    assert any(error.startswith(said) for error in errors) is is_refused
 
 
 @pytest.mark.parametrize(("key", "known"), [(key, known) for key, _, known in CHOICES])

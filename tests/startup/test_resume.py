@@ -1,5 +1,6 @@
 """What a checkpoint holds of the rollout, and that it is refused where it does not fit the options."""
 
+import json
 import logging
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.pool import CarriedGroup, PoolState
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, absent_ranks, read_complete
+from recipe.async_dapo.record.trained_model import TrainedModel
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.startup.output_check import NEWEST_FILE, check_resume
 from recipe.async_dapo.training.checkpoints import (
@@ -197,7 +199,9 @@ def test_given_a_run_that_is_resumed_when_router_replay_was_switched_then_it_is_
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", save_verl_s_part)
     trainer._save_checkpoint()
     assert ("has_routes" in (folder / COMPLETE_FILE).read_text()) is saved
-    assert read_complete(folder).options == lasting_options(trainer.config)
+    saved_as = read_complete(folder)
+    assert saved_as.options == lasting_options(trainer.config) and saved_as.run == trainer._checkpoints.run != ""
+    assert (model := saved_as.model) and model.architecture and model == TrainedModel.of(trainer.config)
     refusal = f"^{key}={resumed}: {folder} was saved with {saved}; set that, or begin a new run with its weights"
     with nullcontext() if saved is resumed else pytest.raises(ConfigError, match=refusal):
         check_resume(run(own, f"{key}={resumed}"))
@@ -211,26 +215,107 @@ def test_given_a_folder_of_one_node_when_saved_then_ranks_without_a_model_are_to
     assert absent_ranks(folder) == absent
 
 
-@pytest.mark.parametrize("changed", ["rollout.n=2", "actor.optim.lr=1e-7", "actor.optim.weight_decay=0"])
-def test_given_another_n_or_optimizer_when_resumed_then_it_is_refused(run, tmp_path, changed):
+ACTOR = "actor_rollout_ref.actor"
+ANEW_OF_ITS_OWN = r"begin a new run .*, in a trainer\.default_local_dir \(CKPTS_DIR\) of its own \(docs/cluster\.md\)$"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "actor_rollout_ref.rollout.n=2",
+        f"{ACTOR}.optim.lr=1e-7",
+        f"{ACTOR}.optim.weight_decay=0",
+        f"{ACTOR}.strategy=fsdp",
+        "model_engine=megatron",
+        "model_engine=veomni",
+    ],
+)
+def test_given_another_n_engine_or_optimizer_when_resumed_then_it_is_refused(run, tmp_path, changed):
     """verl restores the optimizer as it was: another learning rate would be ignored."""
     own = f"trainer.default_local_dir={tmp_path}"
     folder = write_checkpoint(tmp_path, 4, options=lasting_options(run(own)))
-    check_resume(run(own, "critic.optim.lr=1"))  # there is no critic
-    check_resume(run(own, "model_engine=megatron", "actor_rollout_ref.actor.optim.lr=1e-7"))
-    key = f"actor_rollout_ref.{changed.partition('=')[0]}"
-    with pytest.raises(ConfigError, match=f"^{key}=.*: {folder} was saved with .*; set that, or begin a new run with"):
-        check_resume(run(own, f"actor_rollout_ref.{changed}"))
+    check_resume(run(own, "critic.optim.lr=1", "critic.strategy=fsdp2"))  # there is no critic
+    key = changed.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"^{key}=.*: {folder} was saved with .*; set that, or {ANEW_OF_ITS_OWN}"):
+        check_resume(run(own, changed))
 
 
-@pytest.mark.parametrize(("named", "left"), [(False, ["16", "24"]), (True, ["16", "24", "4", "8"])])
+@pytest.mark.parametrize("lacks", ["model_engine", f"{ACTOR}.strategy", f"{ACTOR}.optim.lr"])
+def test_given_a_checkpoint_without_a_note_of_an_option_when_resumed_then_it_is_not_compared(run, tmp_path, lacks):
+    own = f"trainer.default_local_dir={tmp_path}"
+    megatron = lasting_options(run(own, "model_engine=megatron"))
+    write_checkpoint(tmp_path, 4, options={key: value for key, value in megatron.items() if key != lacks})
+    check_resume(run(own, "model_engine=megatron", f"{ACTOR}.optim.lr=1e-7"))
+    write_checkpoint(tmp_path, 4)
+    check_resume(run(own, "model_engine=megatron"))
+
+
+@pytest.mark.parametrize(
+    ("options", "blamed"),
+    [
+        (["critic.enable=True"], "critic.enable=True"),
+        (["algorithm.adv_estimator=gae"], "algorithm.adv_estimator=gae"),
+    ],
+)
+def test_given_a_critic_that_the_checkpoint_lacks_when_resumed_then_it_is_refused(run, tmp_path, options, blamed):
+    """verl would miss its files when engines are up."""
+    own = f"trainer.default_local_dir={tmp_path}"
+    folder = write_checkpoint(tmp_path, 4)
+    with pytest.raises(
+        ConfigError, match=f"^{blamed}: {folder} holds no critic; train without one, or {ANEW_OF_ITS_OWN}"
+    ):
+        check_resume(run(own, *options))
+    write_checkpoint(tmp_path, 4, further=["critic/model.pt"])
+    check_resume(run(own, *options))
+
+
+def test_given_another_model_when_resumed_then_one_of_other_shapes_is_refused_and_another_place_is_told(
+    run, files, tmp_path, monkeypatch, caplog
+):
+    """The checkpoint's weights would be trained under the name of the other, or fail to load when engines are up."""
+    caplog.set_level(logging.INFO, "recipe.async_dapo")
+    monkeypatch.setattr(logging.getLogger("recipe.async_dapo"), "propagate", True)  # whatever ran before
+    own = f"trainer.default_local_dir={tmp_path}"
+    folder = write_checkpoint(tmp_path, 4, model=TrainedModel.of(run()))
+    check_resume(run(own))
+    assert "was saved of" not in caplog.text
+    key, moved = "actor_rollout_ref.model.path", tmp_path / "moved"
+    moved.mkdir()
+    there = run(own, f"{key}={moved}")
+    content = json.loads((files / "model" / "config.json").read_text())
+    for changes in ({}, {"eos_token_id": 1, "transformers_version": "1", "max_position_embeddings": 4096}):
+        (moved / "config.json").write_text(json.dumps(content | changes))
+        check_resume(there)
+        assert f"{key}={moved}: {folder} was saved of {files}/model and goes on with its own" in caplog.text
+        caplog.clear()
+    for changes in (
+        {"num_hidden_layers": 7},
+        {"head_dim": 99},
+        {"vision_config": {"depth": 1}},
+        {"model_type": "llama"},
+    ):
+        (moved / "config.json").write_text(json.dumps(content | changes))
+        refused = (
+            f"^{key}={moved}: {folder} was saved of {files}/model, a model of another architecture; name that one, or"
+        )
+        with pytest.raises(ConfigError, match=f"{refused} {ANEW_OF_ITS_OWN}"):
+            check_resume(there)
+    (moved / "config.json").unlink()
+    check_resume(there)  # the check of the model tells it
+    write_checkpoint(tmp_path, 4)
+    caplog.clear()
+    check_resume(there)
+    assert not caplog.text, "a checkpoint from before models were noted"
+
+
+@pytest.mark.parametrize(("named", "left"), [(False, ["16", "24", "6"]), (True, ["16", "24", "4", "6", "8"])])
 def test_given_a_damaged_newest_checkpoint_when_resumed_then_older_ones_go_unless_the_user_named_one(
     run, checkpoint, tmp_path, monkeypatch, caplog, named, left
 ):
     caplog.set_level(logging.INFO, "recipe.async_dapo")
     monkeypatch.setattr(logging.getLogger("recipe.async_dapo"), "propagate", True)  # whatever ran before
-    for step in (4, 8, 16):
-        folder = write_checkpoint(tmp_path, step, frames=checkpoint)
+    for step, saved_by in ((6, "an earlier run"), (4, "this run"), (8, "this run"), (16, "this run")):
+        folder = write_checkpoint(tmp_path, step, frames=checkpoint, run=saved_by)
     (folder / COMPLETE_FILE).unlink()
     by_name = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_8"]
     config = run(
@@ -250,6 +335,7 @@ def test_given_a_damaged_newest_checkpoint_when_resumed_then_older_ones_go_unles
     trainer._load_checkpoint()
     assert f"resumed from {tmp_path}/global_step_8: step 9 is next" in caplog.text
     assert trainer.global_steps == 8 and trainer.replay_buffer.pool.at_hand.expected_valid(1.0) == 1
+    assert trainer._checkpoints.run == "this run"
     trainer._checkpoints.saved(write_checkpoint(tmp_path, 24, frames=checkpoint))
     assert sorted(path.name.removeprefix("global_step_") for path in tmp_path.glob("global_step_*")) == left
 

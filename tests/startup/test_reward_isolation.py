@@ -77,12 +77,18 @@ def test_without_processes_all_is_left_to_verl_and_the_time_limit_is_that_of_the
     assert options.call_limit_s == options.timeout_s
 
 
-def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_first(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("scale", "value"), [("3", 3), ("${data.max_response_length}", 32), ("'${oc.decode:${oc.env:A_SCALE}}'", 7)]
+)
+def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_first(
+    run, tmp_path, monkeypatch, scale, value
+):
+    monkeypatch.setenv("A_SCALE", "7")
     path = tmp_path / "reward.py"
     path.write_text(ECHO)
     config = run(
         f"reward.custom_reward_function.path={path}",
-        "+reward.custom_reward_function.reward_kwargs={scale: 3, solution_str: theirs}",
+        f"+reward.custom_reward_function.reward_kwargs={{scale: {scale}, solution_str: theirs}}",
         "async_dapo.reward.processes=5",
     )
     check_all(config)
@@ -99,7 +105,7 @@ def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_fir
     async def main():
         return await reward_isolation.compute_score(isolated=settings, **call)
 
-    expected = {"score": 1.0, "acc": 3, "solution": "theirs", "router": "here"}
+    expected = {"score": 1.0, "acc": value, "solution": "theirs", "router": "here"}
     assert asyncio.run(main()) == reward_isolation.compute_score_blocking(isolated=settings, **call) == expected
     assert reward_isolation._processes._threads._max_workers == 5
     reward_isolation._processes.close()

@@ -6,11 +6,20 @@ from typing import Any
 
 from recipe.async_dapo.record.checkpoint_folder import saving
 
+FILES = ("actor/model.pt", "data.pt", "transfer_queue/metadata.json", "transfer_queue/controller.pkl")
 
-def write_checkpoint(root: Path, step: int, *, frames: Iterable[bytes] = (b"a", b"pool"), **noted: Any) -> Path:
+
+def write_checkpoint(
+    root: Path, step: int, *, frames: Iterable[bytes] = (b"a", b"pool"), further: Iterable[str] = (), **noted: Any
+) -> Path:
+    """
+    Args:
+        further: files of verl's beside those that every checkpoint has.
+        noted: further fields of `Complete`.
+    """
     folder = root / f"global_step_{step}"
     with saving(folder, frames, **noted):
-        for name in ("actor/model.pt", "data.pt", "transfer_queue/metadata.json", "transfer_queue/controller.pkl"):
+        for name in (*FILES, *further):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("verl's")
         (root / "latest_checkpointed_iteration.txt").write_text(str(step))

@@ -125,12 +125,15 @@ def checkpoints_to_keep(config: DictConfig, model: str = "actor") -> int | None:
 
 
 def lasting_options(config: DictConfig) -> dict[str, Any]:
-    """What a checkpoint's run goes on with, whatever its options say at a resume: n of the groups that it holds, how
-    adapters are scaled, and what torch's optimizer restores. Megatron's takes the new values.
+    """What a checkpoint's run goes on with, whatever its options say at a resume: the training engine that wrote it, n
+    of the groups that it holds, how adapters are scaled, and what torch's optimizer restores. Megatron's takes the new
+    values.
     """
-    keys = ["actor_rollout_ref.rollout.n", "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha"]
+    models = ("actor_rollout_ref.actor", "critic")
+    keys = ["model_engine", *(f"{model}.strategy" for model in models)]
+    keys += ["actor_rollout_ref.rollout.n", "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha"]
     if OmegaConf.select(config, "model_engine") != "megatron":
-        keys += [f"{model}.optim.{name}" for model in ("actor_rollout_ref.actor", "critic") for name in _RESTORED]
+        keys += [f"{model}.optim.{name}" for model in models for name in _RESTORED]
     return {key: OmegaConf.select(config, key) for key in keys}
 
 

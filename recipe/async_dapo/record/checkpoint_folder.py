@@ -5,23 +5,30 @@
       async_dapo_pool.msgpack            plain data in frames: 8 bytes of length, then as many
       async_dapo_complete.json           every file with its size, and the pool's checksum
 
-The folder may be moved and copied, and the recipe renamed: nothing in it names a place or a class.
+The folder may be moved and copied, and the recipe renamed: nothing in it names a class, and no place but the model's,
+which is only told.
 """
 
 import hashlib
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import msgspec
 
+from .trained_model import TrainedModel
+
 POOL_FILE = "async_dapo_pool.msgpack"
 COMPLETE_FILE = "async_dapo_complete.json"
 STEP_FOLDER = "global_step_"  # verl's name
+# The remedy where a run cannot go on from a checkpoint: in its own folder the new one would be resumed from it again.
+ANEW = "begin a new run with its weights, in a trainer.default_local_dir (CKPTS_DIR) of its own (docs/cluster.md)"
 
 _RANK_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")  # of verl's FSDP and VeOmni
 
@@ -44,6 +51,13 @@ class Complete(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     has_routes: bool = False  # its trajectories have those of all tokens, else of none
     prompts: str = ""  # of the training data, as `prompts_in_words` names them
     options: dict[str, Any] = {}  # `lasting_options`
+    model: TrainedModel | None = None
+    run: str = ""  # that of `new_run`, the same over all its resumes
+
+
+def new_run() -> str:
+    """A name for a run that begins anew. Names sort by when their runs began; their ends tell two of one second."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 
 def step_of(folder: Path) -> int:
@@ -59,12 +73,20 @@ def step_of(folder: Path) -> int:
 
 
 def checkpoint_folders(root: Path) -> list[Path]:
-    """Those that have a checkpoint's name, the newest first."""
+    """Those that have a checkpoint's name, the newest first: by when their run began, then by their step."""
     found = []
     for folder in root.glob(f"{STEP_FOLDER}*"):
         with suppress(DamagedCheckpoint):
-            found.append((step_of(folder), folder))
-    return [folder for _, folder in sorted(found, reverse=True)]
+            found.append((run_of(folder) or "", step_of(folder), folder))
+    return [folder for *_, folder in sorted(found, reverse=True)]
+
+
+def run_of(folder: Path) -> str | None:
+    """The run that saved a checkpoint, whatever became of its other files; None if its note cannot be read."""
+    try:
+        return _read_note(folder).run
+    except DamagedCheckpoint:
+        return None
 
 
 @contextmanager
@@ -140,6 +162,20 @@ def read_complete(folder: Path) -> Complete:
     Raises:
         DamagedCheckpoint: naming the path and what is wrong.
     """
+    complete, path = _read_note(folder), folder / COMPLETE_FILE
+    if POOL_FILE not in complete.files:
+        raise DamagedCheckpoint(f"{path} does not name {POOL_FILE}")
+    for name, size in complete.files.items():
+        _check_size(folder, name, size)
+    return complete
+
+
+def _read_note(folder: Path) -> Complete:
+    """The note of a checkpoint, whatever became of the files that it names.
+
+    Raises:
+        DamagedCheckpoint: naming the path and what is wrong.
+    """
     path, step = folder / COMPLETE_FILE, step_of(folder)
     if not folder.is_dir():
         raise DamagedCheckpoint(f"{folder} does not exist")
@@ -162,10 +198,6 @@ def read_complete(folder: Path) -> Complete:
         )
     if complete.step != step:
         raise DamagedCheckpoint(f"{folder} was saved as {STEP_FOLDER}{complete.step}")
-    if POOL_FILE not in complete.files:
-        raise DamagedCheckpoint(f"{path} does not name {POOL_FILE}")
-    for name, size in complete.files.items():
-        _check_size(folder, name, size)
     return complete
 
 

@@ -246,7 +246,9 @@ def function_of(config: DictConfig, *, timeout_s: float) -> RewardFunction:
     custom = config.reward.custom_reward_function
     if custom.path is None:
         return RewardFunction(path="pkg://verl.utils.reward_score", name="default_compute_score", timeout_s=timeout_s)
-    constants = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(custom.get("reward_kwargs") or {})))
+    given = custom.get("reward_kwargs")
+    # Where it is, as its interpolations may name other options.
+    constants = {} if given is None else cast(dict[str, Any], OmegaConf.to_container(given, resolve=True))
     return RewardFunction(path=custom.path, name=custom.name, timeout_s=timeout_s, constants=constants)
 
 

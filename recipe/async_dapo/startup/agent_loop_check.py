@@ -1,8 +1,6 @@
 """Agent loops and tools: their names, files and modules, which verl looks up in its workers when engines are up."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +38,7 @@ def check_agent_loop(config: DictConfig) -> str:
     for name, key in used.items():
         check_name(config, key, name)
         if name in named:
-            with shipped_modules(config):
-                _import(named[name], name)
+            _import(named[name], name)
     if TOOL_LOOP in used:
         from verl.experimental.agent_loop.tool_parser import ToolParser
 
@@ -91,24 +88,11 @@ def _named_loops(value: str | None) -> dict[str, Any]:
     if value is None:
         return {}
     try:
-        entries: Any = OmegaConf.load(Path(value.removeprefix("file://")).expanduser())
+        entries: Any = OmegaConf.load(value)
         return {entry.name: entry for entry in entries if entry._target_}
     except Exception as error:  # of reading, of YAML, and of what is no list of classes
         remedy = f"must hold a list of entries with `name` and `_target_`, a class: {first_line(error)}"
         raise ConfigError(_LOOP_FILE, value, remedy) from error
-
-
-@contextmanager
-def shipped_modules(config: DictConfig) -> Iterator[None]:
-    """Folders of modules that Ray will ship to every process of the run can be imported here, too."""
-    shipped = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.py_modules") or []
-    parents = [str(Path(module).expanduser().absolute().parent) for module in shipped if "://" not in module]
-    before = list(sys.path)
-    sys.path[:0] = parents
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def _import(entry: dict[str, Any], name: str) -> None:
@@ -123,7 +107,7 @@ def _import(entry: dict[str, Any], name: str) -> None:
 
 
 def _load_tools(tools: DictConfig) -> list[Any]:
-    """All tools, loaded by verl's own code."""
+    """All tools, loaded by verl's own code. A file each, so that the one to blame is known."""
     from verl.tools.tool_registry import load_all_tools
 
     all_tools: list[Any] = []
@@ -139,6 +123,9 @@ def _load_tools(tools: DictConfig) -> list[Any]:
             ) from error
         if not loaded:
             raise ConfigError(_TOOLS + option, value, "holds no tool; decorate a function with @function_tool")
+        if twice := sorted({tool.name for tool in loaded} & {tool.name for tool in all_tools}):
+            remedy = f"names tools as {_TOOLS}tool_config_path does: {', '.join(twice)}; rename one of each two"
+            raise ConfigError(_TOOLS + option, value, remedy)
         all_tools += loaded
     return all_tools
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, copied, refused
-from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, check_name, first_line, shipped_modules, tool_schemas
+from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, check_name, first_line, tool_schemas
 from .model_check import load_by_verl
 
 SAMPLE_ROWS = 512  # of an option's files together; where they have no more, all of them
@@ -185,7 +185,7 @@ def _read_by_verl(config: DictConfig, key: str, prompts: _Prompts) -> _Sample:
     data.filter_overlong_prompts_workers, data.use_shm = None, False
     files = config.data[key.removeprefix("data.")]
     try:
-        with shipped_modules(config), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             data_set: Any = create_rl_dataset(files, data, prompts.model.tokenizer, prompts.model.processor)
             table = None if is_custom else data_set.dataframe
             has_pictures = table is not None and data.image_key in table.column_names

@@ -17,7 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors import safe_open
 
 from ..config.values import Drafts, Rule, check_each, check_rules, refused
-from .agent_loop_check import shipped_modules
 
 _MODEL, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
 _TIED = ("lm_head.weight", "embed_tokens.weight")
@@ -101,9 +100,8 @@ def load_by_verl(config: DictConfig) -> Any:
     Raises:
         ConfigError: where verl would fail.
     """
-    try:
-        with shipped_modules(config):  # nothing is copied to /dev/shm yet
-            return instantiate(config.actor_rollout_ref.model, use_shm=False, _convert_="partial")
+    try:  # nothing is copied to /dev/shm yet
+        return instantiate(config.actor_rollout_ref.model, use_shm=False, _convert_="partial")
     except HydraException as error:
         why = " ".join(f"{type(error.__cause__).__name__}: {error.__cause__}".split())
         raise refused(config, _MODEL + "path", f"verl cannot load it: {why}; correct path or options") from error

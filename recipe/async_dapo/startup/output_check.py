@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from ..config.options import lasting_options, training_gpus
 from ..config.values import ConfigError, check_each, refused
 from ..record.checkpoint_folder import (
+    ANEW,
     STEP_FOLDER,
     DamagedCheckpoint,
     checkpoint_folders,
@@ -25,6 +26,7 @@ from ..record.checkpoint_folder import (
     verify,
 )
 from ..record.run_files import metrics_file
+from ..record.trained_model import TrainedModel
 from ..runtime.shipping import logger_places
 from .verl_options import listed
 
@@ -32,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 NEWEST_FILE = "latest_checkpointed_iteration.txt"  # verl's name; holds a step
 STORAGE_UNITS_FILE = "transfer_queue/simple_storage/storage_unit_info.json"  # TransferQueue's; a list of all units
-_SAVED_WITH = "{} was saved with {}; set that, or begin a new run with its weights (docs/cluster.md)"
+_SAVED_WITH = f"{{}} was saved with {{}}; set that, or {ANEW}"
+_MODEL = "actor_rollout_ref.model.path"
 
 
 def check_output_folders(config: DictConfig) -> None:
@@ -45,13 +48,24 @@ def check_output_folders(config: DictConfig) -> None:
 
 
 def _check_folder(key: str, value: str, folder: str) -> None:
-    place = Path(folder).expanduser().absolute()
-    while not place.exists():
-        place = place.parent
+    place = _nearest(key, value, Path(folder).expanduser().absolute())
     if not place.is_dir():
         raise ConfigError(key, value, f"{place} is a file, so no folder can be made there; name another one")
-    if not os.access(place, os.W_OK | os.X_OK):
+    if not os.access(place, os.W_OK):
         raise ConfigError(key, value, f"this user may not write to {place}; name another folder, or make it writable")
+
+
+def _nearest(key: str, value: str, place: Path) -> Path:
+    """The place, or where there is none, the nearest above it that there is.
+
+    Raises:
+        ConfigError: if it is a folder that this user may not enter: what is in it is not known.
+    """
+    while not os.path.exists(place):  # unlike `Path.exists`, which raises in a folder that is another user's
+        place = place.parent
+    if place.is_dir() and not os.access(place, os.X_OK):
+        raise ConfigError(key, value, f"this user may not enter {place}; name another folder, or let this user in")
+    return place
 
 
 def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
@@ -105,13 +119,22 @@ def check_resume(config: DictConfig) -> str:
     if folder is not None:
         check_each(
             partial(check, config, folder)
-            for check in (_check_ranks, _check_storage_units, _check_data_workers, _check_routes, _check_lasting)
+            for check in (
+                _check_model,
+                _check_critic,
+                _check_lasting,
+                _check_ranks,
+                _check_storage_units,
+                _check_data_workers,
+                _check_routes,
+            )
         )
     return f"resumes from {trainer.resume_from_path}" if trainer.resume_from_path else ""
 
 
 def _check_named(config: DictConfig) -> Path:
     folder = Path(config.trainer.resume_from_path).expanduser().absolute()
+    _nearest("trainer.resume_from_path", config.trainer.resume_from_path, folder)
     try:
         verify(folder)
     except DamagedCheckpoint as damage:
@@ -122,9 +145,10 @@ def _check_named(config: DictConfig) -> Path:
 
 
 def _check_newest(config: DictConfig, root: Path) -> Path | None:
-    """The checkpoint to resume from: that of the step which verl has noted, or the newest complete one before it; None
-    where nothing was ever saved.
+    """The checkpoint to resume from: that of the step which verl has noted, or the newest complete one before it, of
+    the run that began last; None where nothing was ever saved.
     """
+    _nearest("trainer.default_local_dir", config.trainer.default_local_dir, root)
     note, folders = root / NEWEST_FILE, checkpoint_folders(root)
     noted = note.read_bytes().strip() if note.exists() else b""
     damage: DamagedCheckpoint | None = None
@@ -153,6 +177,38 @@ def _check_newest(config: DictConfig, root: Path) -> Path | None:
     return None
 
 
+def _check_model(config: DictConfig, folder: Path) -> None:
+    """A resume goes on with the checkpoint's weights, and takes all else of the model from its folder, which may have
+    been moved. Weights of other shapes would be found when engines are up.
+    """
+    saved = read_complete(folder).model
+    if saved is None:
+        return
+    now = TrainedModel.of(config)
+    if saved.architecture and now.architecture not in ("", saved.architecture):
+        remedy = f"{folder} was saved of {saved.path}, a model of another architecture; name that one, or {ANEW}"
+        raise refused(config, _MODEL, remedy)
+    if now.path != saved.path:
+        logger.warning(
+            "%s=%s: %s was saved of %s and goes on with its own weights; tokenizer and reference policy are taken of "
+            "the model that is named. Name the former, unless both are the same",
+            _MODEL,
+            now.path,
+            folder,
+            saved.path,
+        )
+
+
+def _check_critic(config: DictConfig, folder: Path) -> None:
+    """verl would look for its files when engines are up."""
+    from verl.trainer.ppo.utils import need_critic
+
+    saved = {name.partition("/")[0] for name in read_complete(folder).files}
+    if "actor" in saved and "critic" not in saved and need_critic(config):
+        key = "critic.enable" if config.critic.enable else "algorithm.adv_estimator"
+        raise refused(config, key, f"{folder} holds no critic; train without one, or {ANEW}")
+
+
 def _check_ranks(config: DictConfig, folder: Path) -> None:
     """With FSDP and VeOmni each rank looks for files that are named after the number of ranks, when engines are up.
     Megatron shares its files out anew.
@@ -163,8 +219,7 @@ def _check_ranks(config: DictConfig, folder: Path) -> None:
             config,
             "trainer.n_gpus_per_node",
             f"{folder} was saved by {' and by '.join(map(str, sorted(found)))} training GPUs, and with "
-            f"trainer.nnodes={config.trainer.nnodes} this makes {ranks}; train on as many as before, or begin a new "
-            "run with its weights (docs/cluster.md)",
+            f"trainer.nnodes={config.trainer.nnodes} this makes {ranks}; train on as many as before, or {ANEW}",
         )
 
 
@@ -179,7 +234,7 @@ def _check_storage_units(config: DictConfig, folder: Path) -> None:
             config,
             key,
             f"{folder} holds the trajectories of {saved} storage units; set {saved} (each takes a CPU of Ray's), or "
-            "begin a new run with its weights (docs/cluster.md)",
+            f"{ANEW}",
         )
 
 

@@ -13,6 +13,7 @@ from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, ConfigErrors, check_each
 from ..runtime.verl_version import check_versions
 from .agent_loop_check import first_line
+from .users_code import name_files_plainly, shipped_modules
 from .verl_options import check_types
 
 logger = logging.getLogger(__name__)
@@ -53,13 +54,15 @@ def findings(config: DictConfig) -> Iterator[Finding]:
 
     def parse() -> str:
         check_each([partial(check_types, config), partial(AsyncDAPOConfig.from_hydra, config)])
+        name_files_plainly(config)
         parsed.append(AsyncDAPOConfig.from_hydra(config))
         return f"{parsed[0].rollout_strategy}, {parsed[0].stop_rule}"
 
     yield from _run("async_dapo options", parse)
     for options in parsed:
-        for name, check in checks_of(config, options).items():
-            yield from _run(name, check)
+        with shipped_modules(config):
+            for name, check in checks_of(config, options).items():
+                yield from _run(name, check)
 
 
 def _run(name: str, check: Check) -> Iterator[Finding]:

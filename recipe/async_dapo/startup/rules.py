@@ -208,6 +208,10 @@ def _lacks_parts(it: Run, model: str, contents: str) -> bool:
     return acts and it.has[model] and parts is not None and not set(listed(parts)) >= _STORED
 
 
+def _leaves_some_over(it: Run, model: str) -> bool:
+    return it.has[model] and it.training_gpus % it.held_by[model] != 0
+
+
 def _fills_up(it: Run, model: str) -> bool:
     return it.has[model] and it.options.target_valid_groups % it.get(_MODELS[model] + "ppo_mini_batch_size") != 0
 
@@ -276,6 +280,10 @@ RULES: tuple[Rule, ...] = (
            "no run goes on without model, optimizer and extra; add what is missing, or set trainer.save_freq=-1 and "
            "trainer.resume_mode=disable")
       for model in ("actor", "critic") for contents in ("save_contents", "load_contents")),
+    *(Rule("trainer.n_gpus_per_node", partial(_leaves_some_over, model=model),
+           f"times trainer.nnodes makes {{it.training_gpus}} training GPUs, no multiple of the {{it.held_by[{model}]}} "
+           f"that the parallel sizes of {key.rstrip('.')} multiply to; change it, or one of these")
+      for model, key in _MODELS.items()),
     *(Rule(_MODELS[model] + "ppo_mini_batch_size", partial(_fills_up, model=model),
            "must divide data.train_batch_size={it.options.target_valid_groups}: verl would pad the last one")
       for model in ("actor", "critic")),

@@ -30,7 +30,14 @@ from ..core.over_sampling import LengthsEnded, OverSamplingState
 from ..core.pool import CarriedGroup, PoolState
 from ..core.prompt_history import PassCount
 from ..core.trajectory import PromptGroup, Trajectory
-from ..record.checkpoint_folder import COMPLETE_FILE, DamagedCheckpoint, checkpoint_folders, step_of
+from ..record.checkpoint_folder import (
+    COMPLETE_FILE,
+    DamagedCheckpoint,
+    checkpoint_folders,
+    new_run,
+    run_of,
+    step_of,
+)
 from ..record.plain_values import AGENT_LOOP, DATA_SET, read_extension, to_plain
 from ..rollout.packed_output import PackedOutput
 from ..rollout.parking import with_tokens
@@ -223,6 +230,9 @@ class KeptCheckpoints:
     """The checkpoints of this run: whole ones are deleted once newer ones are complete. verl deletes a model as soon as
     the next one is written, before the rest is.
 
+    Attributes:
+        run: that of every checkpoint it saves; a resume goes on with that of the checkpoint it resumes from.
+
     Args:
         folder: holds all checkpoints.
         keep: how many stay [count]; None: all.
@@ -232,6 +242,7 @@ class KeptCheckpoints:
         self._folder = folder
         self._keep = keep
         self._saved: list[Path] = []  # oldest first
+        self.run = new_run()
 
     @classmethod
     def taking_over_from_verl(cls, config: DictConfig) -> "KeptCheckpoints":
@@ -242,9 +253,17 @@ class KeptCheckpoints:
         trainer.max_actor_ckpt_to_keep = trainer.max_critic_ckpt_to_keep = None if keep is None else keep + 1
         return cls(Path(trainer.default_local_dir), keep)
 
-    def resumed(self, step: int) -> None:
-        """What lies there is of this run, up to the step it resumes from."""
-        self._saved = [path for path in reversed(checkpoint_folders(self._folder)) if step_of(path) <= step]
+    def resumed(self, folder: Path, *, takes_over: bool) -> None:
+        """The run that has saved a checkpoint goes on from it.
+
+        Args:
+            takes_over: what this run has saved before, up to that step, is deleted in its turn. Another run's stays.
+        """
+        run, step = run_of(folder), step_of(folder)
+        self.run = run or ""
+        if takes_over:
+            found = reversed(checkpoint_folders(self._folder))
+            self._saved = [path for path in found if run_of(path) == run and step_of(path) <= step]
 
     def saved(self, folder: Path) -> None:
         """A checkpoint is complete. Those that cannot be deleted yet are tried again after the next."""

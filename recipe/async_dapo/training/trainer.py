@@ -30,7 +30,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,16 @@ from ..core.mini_batches import balanced_order, rows_of_updates
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
-from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, absent_ranks, read_complete, read_pool, saving
+from ..record.checkpoint_folder import (
+    ANEW,
+    STEP_FOLDER,
+    DamagedCheckpoint,
+    absent_ranks,
+    read_complete,
+    read_pool,
+    saving,
+)
+from ..record.trained_model import TrainedModel
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase
@@ -394,7 +403,7 @@ class AsyncDAPOTrainer(PPOTrainer):
                 "data.train_files",
                 self.config.data.train_files,
                 f"{len(self.train_dataset):,} prompts are fewer than the checkpoint's run had drawn; resume with its "
-                "data, or begin a new run with its weights (docs/cluster.md)",
+                f"data, or {ANEW}",
             ) from None
         n = self.config.actor_rollout_ref.rollout.n
         return [make_group(row, n=n, step=self.global_steps) for row in rows]
@@ -409,8 +418,15 @@ class AsyncDAPOTrainer(PPOTrainer):
         try:
             replays = self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
             frames = to_frames(self.replay_buffer.state())
-            options, prompts = lasting_options(self.config), self._prompts_in_words()
-            with saving(folder, frames, has_routes=replays, prompts=prompts, options=options):
+            with saving(
+                folder,
+                frames,
+                has_routes=replays,
+                prompts=self._prompts_in_words(),
+                options=lasting_options(self.config),
+                model=self._model,
+                run=self._checkpoints.run,
+            ):
                 super()._save_checkpoint()
         except (OSError, RuntimeError) as error:  # torch's says nothing of a full disk
             is_there = folder.parent.exists()
@@ -456,8 +472,11 @@ class AsyncDAPOTrainer(PPOTrainer):
                 now or "a class of its own",
                 then,
             )
-        if is_own:  # one that was named stays, and those beside it
-            self._checkpoints.resumed(self.global_steps)
+        self._checkpoints.resumed(folder, takes_over=is_own)  # one that was named stays, and those beside it
+
+    @cached_property
+    def _model(self) -> TrainedModel:
+        return TrainedModel.of(self.config)
 
     def _prompts_in_words(self) -> str:
         return prompts_in_words(self.train_dataset, self.config.data.prompt_key)

@@ -1,0 +1,41 @@
+"""Files and modules of the user's, named such that the checks find them where the run's processes will."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from ..runtime.shipping import CODE_OPTIONS, FILE_OPTIONS, PLACE_OPTIONS
+
+
+def name_files_plainly(config: DictConfig) -> None:
+    """Replace `file://` and `~` in names of files, which not all that opens them understands, in place."""
+    for key in (*CODE_OPTIONS, *FILE_OPTIONS, *PLACE_OPTIONS):
+        value = OmegaConf.select(config, key)
+        if (plain := _plain(value)) != value:  # else it may follow another option
+            OmegaConf.update(config, key, plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ListConfig):
+        return [_plain(item) for item in value]
+    return value if value is None else os.path.expanduser(value.removeprefix("file://"))
+
+
+@contextmanager
+def shipped_modules(config: DictConfig) -> Iterator[None]:
+    """Modules that Ray will ship to every process of the run can be imported here, too, and in processes that the
+    checks start.
+    """
+    shipped = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.py_modules") or []
+    parents = [str(Path(module).expanduser().absolute().parent) for module in shipped if "://" not in module]
+    before = list(sys.path)
+    sys.path[:0] = parents
+    try:
+        yield
+    finally:
+        sys.path[:] = before
