@@ -15,7 +15,7 @@ from docs import declared
 from docs import evidence_tables as evidence
 from docs.memory import memory_table
 from docs.support import support
-from recipe.async_dapo.record.console import step_line
+from recipe.async_dapo.record.console import seconds, step_line
 from recipe.async_dapo.record.run_record import read_steps
 
 ROOT = Path(__file__).parents[1]
@@ -27,12 +27,13 @@ def measured_on_cpu() -> str:
 
 
 def quick_start_output() -> str:
-    """The rows of its last table that a reader looks for, of the latest run of the default length."""
+    """What a reader looks for in its last lines, of the latest run of the default length."""
     runs = pd.read_csv(ROOT / "assets" / "quickstart" / "runs.csv")
     last = runs[runs["steps"] == runs["steps"].iloc[-1]].iloc[-1]
     return (
-        f"    accuracy before -> after            {last.accuracy_before:.2f} -> {last.accuracy_after:.2f}\n"
-        f"    seconds per step, median            {last.step_median_s:.2f}\n"
+        f"    step {seconds(last.step_median_s)} s (median of {last.steps - 1}); ...; "
+        f"accuracy {last.accuracy_before:.2f} to {last.accuracy_after:.2f}\n"
+        f"    {last.steps} steps in {last.wall_s} s, at most {last.peak_memory_gb:.1f} GB of memory\n"
     )
 
 

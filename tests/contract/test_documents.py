@@ -25,7 +25,6 @@ WRITTEN_BY_RUNS = {
     "config.yaml",
     "timeline.png",
     "config.json",
-    "summary.json",
     "rehearsal.json",
     "report.html",
     "run.json",

@@ -201,12 +201,15 @@ async def test_given_a_live_object_that_a_tool_keeps_then_it_is_left_out_of_the_
             kwargs["agent_data"].extra_fields |= {"session": object(), "pages": 3}
             return ToolResponse(text="open"), 0.0, {}
 
-    [tool] = recorded_tools([Keeping({}, OpenAIFunctionToolSchema(**SCHEMA))], timeout_s=60.0)
+    schema = OpenAIFunctionToolSchema(**SCHEMA)
+    other_schema = OpenAIFunctionToolSchema(**{**SCHEMA, "function": {**SCHEMA["function"], "name": "notes"}})
+    tool, other = recorded_tools([Keeping({}, schema), Notes({}, other_schema)], timeout_s=60.0)
 
     async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         agent_data = SimpleNamespace(extra_fields={})
         await noted(tool, 0, agent_data)
-        assert agent_data.extra_fields.keys() == {"session", "pages"}
+        await noted(other, 0, agent_data)
+        assert agent_data.extra_fields.keys() == {"session", "pages", "log", "last"}
         [output] = finished(trajectory)
         output.extra_fields = agent_data.extra_fields
         return [output]
@@ -215,8 +218,9 @@ async def test_given_a_live_object_that_a_tool_keeps_then_it_is_left_out_of_the_
     with caplog.at_level(logging.WARNING):
         assert (await outcome_of(rollout(loop), held)).verdict is Verdict.VALID
     assert caplog.text.count("tool till keeps session in agent_data.extra_fields, which no record can hold") == 1
+    assert "tool notes keeps" not in caplog.text
     for trajectory in held.trajectories:
-        assert trajectory.outputs[0].rest.extra_fields.keys() == {"pages", "reward_extra_info"}
+        assert trajectory.outputs[0].rest.extra_fields.keys() == {"pages", "log", "last", "reward_extra_info"}
 
 
 class Hanging(Till):

@@ -1,14 +1,16 @@
 """The quick start, whole: it learns, it stops early, and it says so."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from recipe.async_dapo.record import keys
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import QUICK_STEPS
+from recipe.async_dapo_lab.report.headline import headline
+from recipe.async_dapo_lab.report.run import Run
 
-from ..support.harness import Run, run_module
+from ..support.harness import run_module
 
 
 def quick_start(assets: Assets, name: str, *arguments: str) -> tuple[Path, str]:
@@ -19,25 +21,27 @@ def quick_start(assets: Assets, name: str, *arguments: str) -> tuple[Path, str]:
 
 
 @pytest.fixture(scope="module")
-def summary(assets: Assets) -> dict:
-    folder, _ = quick_start(assets, "quickstart")
-    for name in ("train.log", "metrics.jsonl"):
+def run(assets: Assets) -> Run:
+    folder, said = quick_start(assets, "quickstart")
+    for name in ("train.log", "metrics.jsonl", "report.html"):
         assert Path(folder, name).stat().st_size > 0
-    return json.loads(Path(folder, "summary.json").read_text())
+    run = Run.load(folder)
+    assert f"\n{headline(run)}\n" in said
+    return run
 
 
-def test_given_the_quick_start_when_it_trains_then_the_model_learns(summary):
-    assert 0.2 <= summary["accuracy_before"] <= 0.6
-    assert summary["accuracy_after"] >= summary["accuracy_before"] + 0.3
+def test_given_the_quick_start_when_it_trains_then_the_model_learns(run):
+    (_, before), *_, (_, after) = run.accuracy()
+    assert 0.2 <= before <= 0.6
+    assert after >= before + 0.3
 
 
-def test_given_the_quick_start_when_it_trains_then_filter_and_stop_act(summary):
-    assert summary["steps"] == QUICK_STEPS
-    assert summary["groups"]["filtered"] > 0
-    assert summary["steps_stopped_early"] > 0
-    steps = Run(folder=Path(summary["options"]["output"]), exit_code=0).steps
-    assert sum(step["async_dapo/partial/resumed_groups"] for step in steps) > 0
-    assert sum(step["async_dapo/tokens/discarded"] for step in steps) == 0
+def test_given_the_quick_start_when_it_trains_then_filter_and_stop_act(run):
+    assert len(run.steps) == QUICK_STEPS
+    assert run.ledger()["filtered"] > 0
+    assert run.total(keys.INTERRUPTED) > 0
+    assert run.total("async_dapo/partial/resumed_groups") > 0
+    assert run.total(keys.TOKENS_DISCARDED) == 0
 
 
 @pytest.mark.nightly

@@ -55,6 +55,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], folder: Path, message
     assert not (folder / "ray").exists(), "Ray was started"
 
 
+@pytest.mark.slow
 def test_given_a_missing_model_when_started_or_rehearsed_then_the_message_is_the_same(
     files, tmp_path, monkeypatch, capsys
 ):

@@ -52,8 +52,6 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
         keys.WASTE_RATIO: 0.0,
         keys.OFF_POLICY: 0.11,
         keys.STALENESS_MEAN: 0.12,
-        keys.LENGTH_TRAINED: 900.0 + step,
-        keys.LENGTH_DISPATCHED: 910.0 + step,
         keys.LENGTH_RATIO: (900.0 + step) / (910.0 + step),
         keys.ESS_RATIO: 0.97,
         keys.NOT_FINITE_TOK: 0.0,

@@ -150,7 +150,8 @@ class RecordedTool(BaseTool):
         self, instance_id: str, parameters: dict[str, Any], *, agent_data: Any = None, **kwargs: Any
     ) -> tuple[ToolResponse, float, dict]:
         """What the tool leaves in `agent_data.extra_fields`, verl's place for it, is a part of its answer."""
-        shared = SharedFields.of({} if agent_data is None else agent_data.extra_fields, current_recorder.get())
+        recorder = current_recorder.get()
+        shared = SharedFields({}) if agent_data is None else SharedFields.of(agent_data.extra_fields, recorder)
         is_made_here = False
 
         async def make(own_id: str) -> list[Any]:
@@ -159,7 +160,7 @@ class RecordedTool(BaseTool):
             before = shared.encoded()
             response = await self._tool.execute(own_id, parameters, agent_data=agent_data, **kwargs)
             plain, left = _plain(*response), shared.end_call(before)
-            for name in shared.live - self._told_of:
+            for name in shared.made_live(before) - self._told_of:
                 self._told_of.add(name)
                 what = "which no record can hold: where a loop runs again, and where it has ended, it is gone"
                 logger.warning("tool %s keeps %s in agent_data.extra_fields, %s", self.name, name, what)
@@ -269,11 +270,17 @@ class SharedFields:
         """
         self._ends += 1
         after = self.encoded()
-        self.live |= {name for name, value in after.items() if value is None and before.get(name, b"") is not None}
         changed = [name for name, value in after.items() if value is not None and value != before.get(name)]
         removed = [name for name, value in before.items() if value is not None and after.get(name) is None]
         self._left_at |= dict.fromkeys([*changed, *removed], self._ends)
         return self._ends, {name: self.fields[name] for name in changed}, removed
+
+    def made_live(self, before: dict[str, bytes | None]) -> set[str]:
+        """The names under which a call that began with these fields has left what no record can hold."""
+        after = self.encoded()
+        made = {name for name, value in after.items() if value is None and before.get(name, b"") is not None}
+        self.live |= made
+        return made
 
     def replay(self, end: int, changed: dict[str, Any], removed: list[str]) -> None:
         """Bring the fields to where a recorded call has left them, but for those that a later end has changed."""

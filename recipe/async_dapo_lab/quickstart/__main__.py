@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -35,7 +35,6 @@ from .overrides import (
     verl_sync_overrides,
 )
 from .run_metrics import RunMetrics
-from .summary import failures, summarise, write_summary
 from .supervision import RayFolder, TrainingProcess, exit_on_signals, vllm_inspects
 from .train_log import TrainLog
 
@@ -43,6 +42,7 @@ RECIPE, VERL_SYNC = train.MODULE, "verl.trainer.main_ppo"
 _CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
 _WATCH_S = 1.0
 _LOG_TAIL_LINES = 40
+_MOST_CAUSES = 5  # of failed groups, that are told
 
 console = Console()
 
@@ -91,28 +91,25 @@ def _run(options: Options) -> None:
     _say("preparing model and data; then starting Ray, vLLM and FSDP (about a minute)")
     beside = vllm_inspects("Qwen3ForCausalLM")
     assets = prepare_assets(options.output.parent, seed=options.seed, beside=beside)
-    metrics, peak_memory_bytes = _train(options, assets, system=RECIPE)
+    peak_memory_bytes = _train(options, assets, system=RECIPE)
     wall_s = time.monotonic() - started
+    run, baseline = Run.load(options.output), None
     if options.compare:
         verl = replace(options, output=options.output / "verl_sync")
         verl.output.mkdir(exist_ok=True)
         _say("the same training by verl alone, in its sync mode")
         _train(verl, assets, system=VERL_SYNC)
-    summary = summarise(
-        metrics,
-        options=asdict(options) | {"output": str(options.output)},
-        wall_s=wall_s,
-        peak_memory_bytes=peak_memory_bytes,
-    )
-    console.print(write_summary(summary, options.output))
-    for cause, count in failures(options.output):
+        baseline = Run.load(verl.output)
+        write_report([options.output, verl.output])
+    _say(f"\n{headline(run, baseline)}")
+    _say(f"{len(run.steps)} steps in {wall_s:.0f} s, at most {peak_memory_bytes / 1e9:.1f} GB of memory")
+    _say(f"{options.output}: report.html, train.log, metrics.jsonl, tensorboard/")
+    for cause, count in run.causes.most_common(_MOST_CAUSES):
         console.print(f"[bold red]{count} groups failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)
-    if options.compare:
-        _show_comparison(options.output, verl.output)
 
 
-def _train(options: Options, assets: Assets, *, system: str) -> tuple[RunMetrics, int]:
-    """Returns the run's metrics, and the most memory it used [bytes]."""
+def _train(options: Options, assets: Assets, *, system: str) -> int:
+    """Returns the most memory it used [bytes]."""
     metrics = RunMetrics(file=options.output / "metrics.jsonl")
     log_file = options.output / "train.log"
     for file in (metrics.file, log_file):  # of an earlier start into the same folder
@@ -128,14 +125,7 @@ def _train(options: Options, assets: Assets, *, system: str) -> tuple[RunMetrics
         except QuickStartFailed:
             ray.save_logs(options.output / "ray_logs")
             raise
-    return metrics, process.peak_memory_bytes
-
-
-def _show_comparison(ours: Path, verls: Path) -> None:
-    """Write the report of both, in the place of that of one, and say what it measures."""
-    report = write_report([ours, verls])
-    said = headline(Run.load(ours), Run.load(verls))
-    _say(f"{said}\nboth runs, side by side: {report}")
+    return process.peak_memory_bytes
 
 
 def _follow(process: TrainingProcess, metrics: RunMetrics, options: Options) -> None:
