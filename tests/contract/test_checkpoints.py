@@ -51,7 +51,8 @@ def test_given_a_resume_when_the_next_is_complete_then_those_of_the_life_before_
         newest = write_checkpoint(tmp_path, step, run="this")
     (tmp_path / "global_step_1_best").mkdir()
     checkpoints = kept(tmp_path, 2)
-    checkpoints.resumed(newest.with_name("global_step_3"), takes_over=True)
+    (tmp_path / "global_step_0.gone").mkdir()  # whose deletion was interrupted
+    checkpoints.resumed(newest.with_name("global_step_3"))
     checkpoints.saved(write_checkpoint(tmp_path, 4))
     assert names(tmp_path) == ["global_step_1_best", "global_step_3", "global_step_4", "global_step_9"]
 
@@ -63,7 +64,7 @@ def test_given_checkpoints_of_others_beside_a_resume_s_when_it_saves_then_only_i
         folder = write_checkpoint(tmp_path, step, run=saved_by)
     (tmp_path / "global_step_3" / COMPLETE_FILE).unlink()
     checkpoints = kept(tmp_path, 1)
-    checkpoints.resumed(folder, takes_over=True)
+    checkpoints.resumed(folder)
     assert checkpoints.run == run
     checkpoints.saved(write_checkpoint(tmp_path, 5, run=run))
     assert names(tmp_path) == ["global_step_2", "global_step_3", "global_step_5"]
@@ -93,7 +94,7 @@ def test_a_checkpoint_that_cannot_be_deleted_ends_no_training_is_not_complete_an
     with monkeypatch.context() as broken:
         broken.setattr(shutil, "rmtree", busy)
         checkpoints.saved(write_checkpoint(tmp_path, 2))
-    assert old.exists() and not (old / COMPLETE_FILE).exists()
+    assert names(tmp_path) == [f"{old.name}.gone", "global_step_2"]
     checkpoints.saved(write_checkpoint(tmp_path, 3))
     assert names(tmp_path) == ["global_step_3"]
 

@@ -45,13 +45,19 @@ def test_given_equal_lengths_when_verl_alone_cuts_them_then_it_fails():
 
 
 @pytest.mark.parametrize("trainer_class", [AsyncDAPOTrainer, SeparateTrainer])
-def test_given_all_models_when_their_workers_are_chosen_then_each_reads_positions_this_way(monkeypatch, trainer_class):
-    verls = dict.fromkeys((Role.Actor, Role.RefPolicy, Role.Critic), ray.remote(TrainingWorker))
+def test_given_all_models_when_their_workers_are_chosen_then_policies_read_positions_this_way(
+    monkeypatch, trainer_class
+):
+    verls = ray.remote(TrainingWorker)
     monkeypatch.setattr(PPOTrainer, "_init_resource_pool_mgr", lambda self: None)
     trainer = trainer_class.__new__(trainer_class)
-    trainer.train_dataset, trainer.val_dataset, trainer.role_worker_mapping = (), (), verls
+    trainer.train_dataset, trainer.val_dataset, trainer.role_worker_mapping = (
+        (),
+        (),
+        dict.fromkeys((Role.Actor, Role.RefPolicy, Role.Critic), verls),
+    )
     trainer._init_resource_pool_mgr()
-    chosen = {role: worker.__ray_metadata__.modified_class for role, worker in trainer.role_worker_mapping.items()}
-    assert issubclass(chosen[Role.Critic], PositionsTrainingWorker)
+    assert trainer.role_worker_mapping[Role.Critic] is verls  # whose methods verl's controller calls by name
     for role in (Role.Actor, Role.RefPolicy):
-        assert chosen[role].actor_worker_cls is chosen[role].ref_worker_cls is PositionsTrainingWorker
+        chosen = trainer.role_worker_mapping[role].__ray_metadata__.modified_class
+        assert chosen.actor_worker_cls is chosen.ref_worker_cls is PositionsTrainingWorker

@@ -5,9 +5,13 @@ from random import Random
 
 import pytest
 
+from recipe.async_dapo.config.options import FilterConfig
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.engines.load_balancer import LoadBalancerStats
+from recipe.async_dapo.engines.replica import AsyncDAPOReplica
+from recipe.async_dapo.separate.engines import Replacements
+from recipe.async_dapo.training.engine_manager import EngineManager
 
 from ..support.separate_cluster import SEPARATE, SeparateCluster, separate_options
 from ..support.simulated_cluster import resumed
@@ -72,6 +76,18 @@ def test_given_a_checkpoint_before_a_step_s_batch_then_the_step_counts_what_engi
     assert len(generated) == 2 and all(sum(tokens.values()) for tokens in generated)
     told = cluster.records[-1].balancer.loads
     assert {key: load.generated_tok for key, load in told.items()} == sum(map(Counter, generated), Counter())
+
+
+def test_given_filtered_groups_and_a_checkpoint_before_a_step_s_batch_then_its_first_prompts_count_once(start) -> None:
+    opts = separate_options(RolloutStrategy.PARTIAL, filter=FilterConfig(metric="acc", max_num_gen_batches=2))
+    cluster = start(opts, SeparateCluster, task=Task(metric_of=lambda prompt_ids: 1.0))
+    cluster.update_weights()
+    cluster.buffer.open_round(1)
+    cluster.run_for(20)
+    cluster.end_round()
+    assert cluster.buffer.pool.missing_for_round(1) > 0
+    cluster.buffer.open_round(1)
+    assert cluster.buffer._num_gen_batches == 1
 
 
 @STRATEGIES
@@ -162,6 +178,24 @@ def test_given_weights_that_cannot_be_brought_then_their_engine_is_ended_and_the
     assert [replica.replica_rank for replica in cluster.engines.replicas] == [0, 2]
 
 
+def test_given_a_dead_engine_whose_processes_cannot_be_ended_then_the_run_goes_on_and_leaves_its_gpus(
+    start, monkeypatch
+) -> None:
+    cluster = start(separate_options(RolloutStrategy.PARTIAL), SeparateCluster, num_servers=2)
+    cluster.step()
+    remove, told = EngineManager._remove, []
+
+    def fail(self: EngineManager, replica: AsyncDAPOReplica) -> None:
+        remove(self, replica)
+        raise TimeoutError("processes [7] have not ended")
+
+    monkeypatch.setattr(EngineManager, "_remove", fail)
+    monkeypatch.setattr(Replacements, "note_lost", lambda _, replica: told.append(replica))
+    cluster.server_handles[1].kill()
+    cluster.steps(2)
+    assert [replica.replica_rank for replica in cluster.engines.replicas] == [0] and not told
+
+
 def test_given_the_only_engine_when_it_cannot_take_the_weights_then_the_run_ends_and_says_why(start) -> None:
     cluster = start(separate_options(RolloutStrategy.PARTIAL), SeparateCluster, num_servers=1)
     cluster.step()
@@ -198,6 +232,9 @@ def test_given_any_options_and_any_run_of_events_then_every_batch_is_whole_and_n
     ended = set[str]()
     for _ in range(6):
         cluster.step()
+        assert cluster.records[-1].balancer.versions_behind < cluster.step_number, (
+            "of an engine that has no weights yet"
+        )
         well = [replica for replica in cluster.engines.replicas if replica.server_address not in ended]
         match random.choice(["", "", "lose", "lose", "join", "cut", "validate", "end", "resume"]):
             case "lose" if len(well) > 1:

@@ -18,7 +18,7 @@ from benchmarks.faults.cells import SAMPLE, Stack
 from benchmarks.faults.chain import Chain
 from benchmarks.faults.commands import command_of
 from benchmarks.faults.summary import faults_of
-from recipe.async_dapo.record.checkpoint_folder import verify
+from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, verify
 from recipe.async_dapo_lab.rehearsal.options import RehearsalOptions
 from recipe.async_dapo_lab.rehearsal.report import Ended, load_rehearsal
 
@@ -66,8 +66,9 @@ def test_given_a_rehearsal_when_it_trains_then_it_mixes_versions_and_loses_nothi
     assert all(ledger_closes(step) and step["async_dapo/ledger/failed"] == 0 for step in steps)
     assert max(step["response_length/max"] for step in steps) <= 2048
     assert sum(step["async_dapo/mixture/scored_trajectories"] for step in steps) > 0, "no group mixed versions"
-    last = max((folder / "checkpoints").glob("global_step_*"), key=lambda one: int(one.name.rpartition("_")[2]))
-    assert (last / "actor").is_dir() and verify(last).step > 0
+    complete = [note.parent for note in (folder / "checkpoints").glob(f"global_step_*/{COMPLETE_FILE}")]
+    assert complete, "a kill may interrupt the newest one, not all"
+    assert all((one / "actor").is_dir() and verify(one).step > 0 for one in complete)
 
 
 def test_given_a_gpu_configuration_when_rehearsed_then_it_says_how_fast_it_would_be(struck) -> None:

@@ -71,7 +71,9 @@ def start_one(replacements: Replacements) -> Replica | None:
     for thread in threading.enumerate():
         if thread.name == "start-engine":
             thread.join()
-    return replacements.take_started()
+    started = replacements.take_started()
+    assert len(started) <= 1
+    return started[0] if started else None
 
 
 @pytest.fixture(autouse=True)

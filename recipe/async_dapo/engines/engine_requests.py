@@ -66,7 +66,7 @@ class EngineRequests:
 
         Raises:
             EnginesUnavailable: when no server is left.
-            ActorDied: when the load balancer is gone.
+            ActorDied: when the load balancer is gone, or out of reach.
             RuntimeError: when the engine has failed at this request: what it has generated is no answer.
         """
         attachment, turn.attachment = turn.attachment, None
@@ -180,7 +180,8 @@ def _balancer_needed() -> Iterator[None]:
     try:
         yield
     except RayActorError as error:
-        raise ActorDied(f"the load balancer is gone: {error}") from error
+        what = "cannot be reached" if isinstance(error, ActorUnavailableError) else "is gone"
+        raise ActorDied(f"the load balancer {what}: {error}") from error
 
 
 async def _record_all(ref: ObjectRef, server: ActorHandle, lease_id: str, turn: Turn) -> TokenOutput:

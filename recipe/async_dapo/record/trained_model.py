@@ -1,29 +1,37 @@
 """Which model a run trains, as its checkpoints note it. A resume has its weights, whatever model the options name."""
 
-import json
 import re
-from hashlib import blake2b
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from omegaconf import DictConfig
 
-# Names of config.json's numbers that shapes of weights, or their number, follow from. Others change how the model is
-# computed, or what tokens mean: of two models that differ in these only, one can go on with the other's weights.
-_SHAPE = re.compile(r"(num|n)_.+|(.+_)?(size|dim|depth|heads|layers|experts|rank)")
+# Names of config.json's values that the names and shapes of weights follow from.
+_SHAPE = re.compile(
+    r"model_type|architectures|depth|head_dim|(vocab|(moe_)?intermediate|hidden)_size|num_(hidden_layers|experts)"
+    r"|num_(attention|key_value)_heads|n_routed_experts"
+)
 
 
 class TrainedModel(msgspec.Struct, kw_only=True, frozen=True):
     """
     Attributes:
         path: of its folder, absolute if it is on this machine; else its name.
-        architecture: a checksum of what the names and shapes of its weights follow from; empty where its config.json
-            cannot be read.
+        architecture: what the names and shapes of its weights follow from, by dotted name in its config.json; empty
+            where that cannot be read.
     """
 
     path: str
-    architecture: str
+    architecture: dict[str, Any]
+
+    def differs_in(self, other: "TrainedModel") -> str:
+        """The first value that both name, and not as the same; empty if there is none. A model that was saved again
+        names more values than before.
+        """
+        both = self.architecture.keys() & other.architecture.keys()
+        return min((name for name in both if self.architecture[name] != other.architecture[name]), default="")
 
     @classmethod
     def of(cls, config: DictConfig) -> "TrainedModel":
@@ -37,25 +45,20 @@ def _place(path: str) -> str:
     return str(folder) if folder.exists() else path
 
 
-def _architecture(path: str) -> str:
+def _architecture(path: str) -> dict[str, Any]:
     from transformers import PreTrainedConfig  # seconds, for readers of checkpoints that need none of it
 
     try:
         content, _ = PreTrainedConfig.get_config_dict(path)
     except OSError:  # of whatever kind: the check of the model tells it
-        return ""
-    if not content:  # a folder without the file
-        return ""
-    return blake2b(json.dumps(_shapes(content), sort_keys=True).encode(), digest_size=8).hexdigest()
+        return {}
+    return dict(_shapes(content))
 
 
-def _shapes(content: dict[str, Any]) -> dict[str, Any]:
-    """Class, and numbers that are shapes, of the model and of its parts, such as the text's and the pictures'."""
-    parts = {
-        name: _shapes(part) for name, part in content.items() if name.endswith("_config") and isinstance(part, dict)
-    }
-    return parts | {
-        name: value
-        for name, value in content.items()
-        if name in ("architectures", "model_type") or (isinstance(value, int) and _SHAPE.fullmatch(name))
-    }
+def _shapes(content: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Of the model and of its parts, such as the text's and the pictures'."""
+    for name, value in content.items():
+        if isinstance(value, dict) and name.endswith("_config"):
+            yield from _shapes(value, f"{within}{name}.")
+        elif _SHAPE.fullmatch(name):
+            yield within + name, value

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import msgspec
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError
 
 from ..calls import RETRY, Policy, RecordedError, Recorder, current_recorder, running_call_id, value_of
 from ..config.values import ConfigError
@@ -235,7 +235,7 @@ async def _arrived(call: Call) -> bytes | None:
     """What a call came to that was carried here; None if it has to be made again."""
     try:
         return await call.pending
-    except RayActorError as error:
+    except (RayActorError, ObjectLostError) as error:  # what it owned is lost with it
         raise ActorDied(f"the agent loop worker that made a call of {call.name} is gone: {error}") from error
 
 

@@ -76,6 +76,7 @@ ENVIRONMENT = (
     "TRANSFORMERS_OFFLINE",
     "VLLM_USE_V2_MODEL_RUNNER",
 )
+PLACES = ("VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT", "TENSORBOARD_DIR")  # also variables
 # Samples go to the reward workers one by one: verl's other way of packing one takes five times as long.
 DEFAULT_ENVIRONMENT = {"VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy"}
 
@@ -214,17 +215,6 @@ def _make_absolute(config: DictConfig) -> None:
             OmegaConf.update(config, key, str(Path(value).expanduser().absolute()))
 
 
-def logger_places(config: DictConfig) -> dict[str, str]:
-    """Where verl's loggers write, by the variables that tell them; by default, that is where their process runs."""
-    trainer = config.trainer
-    places = {
-        "VERL_FILE_LOGGER_ROOT": ".",
-        "TENSORBOARD_DIR": f"tensorboard_log/{trainer.project_name}/{trainer.experiment_name}",
-    }
-    places |= {name: os.environ[name] for name in (*places, "VERL_FILE_LOGGER_PATH") if name in os.environ}
-    return {name: str(Path(place).expanduser().absolute()) for name, place in places.items()}
-
-
 def _absolute(value: str) -> str:
     """A name that is no file here, such as one of the Hugging Face hub, stays as it is."""
     path = Path(value).expanduser()
@@ -248,7 +238,8 @@ def _add_to_runtime_env(config: DictConfig, modules: list[Path]) -> None:
     of_job = job.get("env_vars") or {}
     environment = {name: value for name, value in DEFAULT_ENVIRONMENT.items() if name not in of_job}
     environment |= {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    environment |= logger_places(config)
+    places = {name: os.environ[name] for name in PLACES if name in os.environ}
+    environment |= {name: str(Path(place).expanduser().absolute()) for name, place in places.items()}
     runtime_env["env_vars"] = environment | (runtime_env.get("env_vars") or {})
     if "worker_process_setup_hook" not in job:
         hook = collect_cycles_rarely

@@ -128,7 +128,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
 
     async def take_stats(self) -> LoadBalancerStats:
         updates_s, self._updates_s = tuple(self._updates_s), []
-        versions = (await self.versions()).values()
+        versions = [version for version in (await self.versions()).values() if version >= 0]
         behind = max((self._updates.newest_version - version for version in versions), default=0)
         return replace(await super().take_stats(), versions_behind=behind, updates_s=updates_s)
 
@@ -175,7 +175,10 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         """An engine that cannot be updated is ended, and the others go on."""
         try:
             await self._bring_up_to_date(server_id)
-        except (TimeoutError, RayError) as error:
+        except TimeoutError:
+            limit = f"async_dapo.engine_timeout_s={self._engine_timeout_s:g}"
+            self._lives.lose(server_id, f"has not taken new weights within {limit}")
+        except RayError as error:
             self._lives.lose(server_id, f"has not taken new weights: {_last_line_of(error)}")
 
     async def _bring_up_to_date(self, server_id: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from ray import ObjectRef
+from ray.exceptions import RayError
 from ray.util import remove_placement_group
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.utils.device import get_resource_name
@@ -51,7 +52,7 @@ class Replacements:
         self._next_rank = len(manager.get_replicas())  # names are not used again
         self._missing = self._failed = 0
         self._start: threading.Thread | None = None
-        self._started: AsyncDAPOReplica | None = None
+        self._started: list[AsyncDAPOReplica] = []
 
     def note_lost(self, replica: AsyncDAPOReplica) -> None:
         """Whatever is left of it goes, so that its GPUs are free."""
@@ -62,9 +63,9 @@ class Replacements:
         for group in (pool.pgs if pool else None) or ():
             remove_placement_group(group)
 
-    def take_started(self) -> AsyncDAPOReplica | None:
-        """One that has started since this was asked last."""
-        started, self._started = self._started, None
+    def take_started(self) -> list[AsyncDAPOReplica]:
+        """Those that have started since this was asked last."""
+        started, self._started = self._started, []
         return started
 
     def begin(self) -> None:
@@ -94,7 +95,7 @@ class Replacements:
             self.note_lost(replica)
             logger.exception("an engine could not be started in the place of a lost one (%d times)", self._failed)
             return
-        self._started = replica
+        self._started.append(replica)
 
 
 class SeparateEngines(EngineManager):
@@ -138,13 +139,16 @@ class SeparateEngines(EngineManager):
         self._remove_lost()
 
     def _take_in_started(self) -> None:
-        if (replica := self._replacements.take_started()) is None:
-            return
-        self.replicas.append(replica)
-        self._ask(self._balancer.join.remote(replica.server_address, replica.server_handle, replica.workers))
-        self._watch(replica)
-        logger.warning("%s has joined; engines: %d", replica, len(self.replicas))
+        for replica in self._replacements.take_started():
+            self.replicas.append(replica)
+            self._ask(self._balancer.join.remote(replica.server_address, replica.server_handle, replica.workers))
+            self._watch(replica)
+            logger.warning("%s has joined; engines: %d", replica, len(self.replicas))
 
     def _remove(self, replica: AsyncDAPOReplica) -> None:
-        super()._remove(replica)
-        self._replacements.note_lost(replica)
+        try:
+            super()._remove(replica)
+        except (TimeoutError, RayError) as error:  # the trainer needs nothing of its GPUs
+            logger.warning("what is left of %s cannot be ended, and its GPUs stay unused: %s", replica, error)
+        else:
+            self._replacements.note_lost(replica)

@@ -53,7 +53,10 @@ class RollingReplayBuffer(RoundReplayBuffer):
         self.manager.open_engines(None if self._has_opened else self._concurrency_state)
         self._has_opened = True
         self._opened_at = step
+        counted = self._num_gen_batches
         groups = self._top_up(step)
+        if self._before is not None:  # the step's first batch has been counted
+            self._num_gen_batches = counted
         self.manager.open_round(self._spec(step), groups)
         self._step = step
 

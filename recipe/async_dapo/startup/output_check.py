@@ -27,7 +27,6 @@ from ..record.checkpoint_folder import (
 )
 from ..record.run_files import metrics_file
 from ..record.trained_model import TrainedModel
-from ..runtime.shipping import logger_places
 from .verl_options import listed
 
 logger = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
     loggers = listed(trainer.logger)
     # As verl's loggers choose their places, in its order.
     if "tensorboard" in loggers:
-        folder = logger_places(config)["TENSORBOARD_DIR"]
+        folder = os.environ.get("TENSORBOARD_DIR", f"tensorboard_log/{trainer.project_name}/{trainer.experiment_name}")
         yield "TENSORBOARD_DIR", folder, folder
     if "file" in loggers:
         key = "VERL_FILE_LOGGER_PATH" if "VERL_FILE_LOGGER_PATH" in os.environ else "VERL_FILE_LOGGER_ROOT"
@@ -185,8 +184,9 @@ def _check_model(config: DictConfig, folder: Path) -> None:
     if saved is None:
         return
     now = TrainedModel.of(config)
-    if saved.architecture and now.architecture not in ("", saved.architecture):
-        remedy = f"{folder} was saved of {saved.path}, a model of another architecture; name that one, or {ANEW}"
+    if name := saved.differs_in(now):
+        other = f"whose config.json has {name}={saved.architecture[name]}, and not {now.architecture[name]}"
+        remedy = f"{folder} was saved of {saved.path}, {other}; name that model, or {ANEW}"
         raise refused(config, _MODEL, remedy)
     if now.path != saved.path:
         logger.warning(

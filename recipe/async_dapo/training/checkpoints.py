@@ -31,7 +31,7 @@ from ..core.pool import CarriedGroup, PoolState
 from ..core.prompt_history import PassCount
 from ..core.trajectory import PromptGroup, Trajectory
 from ..record.checkpoint_folder import (
-    COMPLETE_FILE,
+    STEP_FOLDER,
     DamagedCheckpoint,
     checkpoint_folders,
     new_run,
@@ -62,6 +62,7 @@ Int32, Float32 = Annotated[array, "i"], Annotated[array, "f"]
 PARTS = {"waiting": PromptGroup, "deferred": PromptGroup, "buffered": PromptGroup, "carried": CarriedGroup}
 
 _PROMPTS_READ = 64
+_GONE = ".gone"  # ends the names of folders that are being deleted
 
 # Fields that no checkpoint holds: they name what lives in processes, or count a round's events, or say that a
 # checkpoint was read.
@@ -231,7 +232,7 @@ class KeptCheckpoints:
     the next one is written, before the rest is.
 
     Attributes:
-        run: that of every checkpoint it saves; a resume goes on with that of the checkpoint it resumes from.
+        run: that of every checkpoint it saves. A run that goes on from its newest one keeps it.
 
     Args:
         folder: holds all checkpoints.
@@ -253,17 +254,16 @@ class KeptCheckpoints:
         trainer.max_actor_ckpt_to_keep = trainer.max_critic_ckpt_to_keep = None if keep is None else keep + 1
         return cls(Path(trainer.default_local_dir), keep)
 
-    def resumed(self, folder: Path, *, takes_over: bool) -> None:
-        """The run that has saved a checkpoint goes on from it.
-
-        Args:
-            takes_over: what this run has saved before, up to that step, is deleted in its turn. Another run's stays.
+    def resumed(self, folder: Path) -> None:
+        """The run that has saved a checkpoint goes on from it. What it has saved before, up to that step, is deleted in
+        its turn; what other runs have saved stays.
         """
         run, step = run_of(folder), step_of(folder)
         self.run = run or ""
-        if takes_over:
-            found = reversed(checkpoint_folders(self._folder))
-            self._saved = [path for path in found if run_of(path) == run and step_of(path) <= step]
+        found = reversed(checkpoint_folders(self._folder))
+        self._saved = [path for path in found if run_of(path) == run and step_of(path) <= step]
+        for left in self._folder.glob(f"{STEP_FOLDER}*{_GONE}"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def saved(self, folder: Path) -> None:
         """A checkpoint is complete. Those that cannot be deleted yet are tried again after the next."""
@@ -274,11 +274,13 @@ class KeptCheckpoints:
 
 
 def _delete(folder: Path) -> bool:
-    """The note that it is complete goes first."""
+    """It loses its name first: what a kill leaves of it is no checkpoint."""
+    gone = folder.with_name(folder.name + _GONE)
     try:
         if folder.exists():
-            (folder / COMPLETE_FILE).unlink(missing_ok=True)
-            shutil.rmtree(folder)
+            folder.rename(gone)
+        if gone.exists():
+            shutil.rmtree(gone)
     except OSError as error:
         logger.warning("old checkpoint %s cannot be deleted yet: %s", folder, error)
         return False

@@ -268,7 +268,8 @@ class RoundReplayBuffer(ReplayBuffer):
             oldest = min(tag["min_global_steps"] for tag in outputs)
             newest = max(tag["max_global_steps"] for tag in outputs)
             is_long = any(tag["seq_len"] > longest_tok for tag in outputs)
-            return is_long or (oldest < newest and not options.mixes_versions)
+            mixes = options.mixes_versions or options.is_separate  # there turns may differ under any strategy
+            return is_long or (oldest < newest and not mixes)
 
         unfit = store.groups_with(is_unfit, carried, partition_id=store.TRAIN)
         if options.draws_again:

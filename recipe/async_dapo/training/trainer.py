@@ -77,7 +77,6 @@ from ..record.trained_model import TrainedModel
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase
-from ..weights.position_ids import PositionsTrainingWorker
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from . import one_update
 from .agreement import newest_tokens
@@ -140,8 +139,6 @@ class AsyncDAPOTrainer(PPOTrainer):
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping.keys() & _POLICY_ROLES:
             self.role_worker_mapping[role] = ray.remote(self._worker_class)
-        if Role.Critic in self.role_worker_mapping:
-            self.role_worker_mapping[Role.Critic] = ray.remote(PositionsTrainingWorker)
 
     def _setup(self) -> None:
         super()._setup()
@@ -472,7 +469,8 @@ class AsyncDAPOTrainer(PPOTrainer):
                 now or "a class of its own",
                 then,
             )
-        self._checkpoints.resumed(folder, takes_over=is_own)  # one that was named stays, and those beside it
+        if is_own:  # one that was named stays, and those beside it: what goes on from it is a run of its own
+            self._checkpoints.resumed(folder)
 
     @cached_property
     def _model(self) -> TrainedModel:
