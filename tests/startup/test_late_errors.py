@@ -9,6 +9,7 @@ import pytest
 
 from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
 from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.startup.users_code import name_files_plainly, shipped_modules
 
 from ..support.composed_runs import REWARD_FUNCTION, refusal, rows, write_lines, write_parquet
 
@@ -184,3 +185,11 @@ def test_loggers_files_are_looked_at_where_the_environment_puts_them(run, tmp_pa
 @pytest.mark.parametrize("name", ["nowhere.Recorder", "Recorder"])
 def test_given_a_recorder_that_is_not_found_when_checked_then_it_is_named(run, name):
     assert refusal(run, f"async_dapo.recorder={name}").startswith(f"async_dapo.recorder={name}: no such module; name a")
+
+
+def test_values_that_are_no_names_are_left_to_their_own_checks(run):
+    modules = "+ray_kwargs.ray_init.runtime_env.py_modules=5"
+    config = run("actor_rollout_ref.model.path=5", "data.train_files=[5]", modules)
+    name_files_plainly(config)
+    with shipped_modules(config):
+        assert config.actor_rollout_ref.model.path == 5 and config.data.train_files == [5]

@@ -23,7 +23,7 @@ def name_files_plainly(config: DictConfig) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, ListConfig):
         return [_plain(item) for item in value]
-    return value if value is None else os.path.expanduser(value.removeprefix("file://"))
+    return os.path.expanduser(value.removeprefix("file://")) if isinstance(value, str) else value
 
 
 @contextmanager
@@ -31,7 +31,8 @@ def shipped_modules(config: DictConfig) -> Iterator[None]:
     """Modules that Ray will ship to every process of the run can be imported here, too, and in processes that the
     checks start.
     """
-    shipped = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.py_modules") or []
+    named = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.py_modules")
+    shipped = [one for one in named if isinstance(one, str)] if isinstance(named, ListConfig) else []
     parents = [str(Path(module).expanduser().absolute().parent) for module in shipped if "://" not in module]
     before = list(sys.path)
     sys.path[:0] = parents
