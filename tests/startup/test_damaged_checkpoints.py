@@ -277,3 +277,7 @@ def test_given_a_save_that_ended_in_its_note_when_the_step_is_saved_again_then_t
     (tmp_path / "global_step_4").mkdir()
     (tmp_path / "global_step_4" / COMPLETE_FILE).with_suffix(".part").write_bytes(b"{")
     verify(write_checkpoint(tmp_path, 4))
+
+
+def test_given_no_checkpoint_by_name_when_checked_then_it_is_left_to_the_rule_that_refuses_it(run) -> None:
+    assert check_resume(run("trainer.resume_mode=resume_path")) == ""

@@ -111,7 +111,7 @@ def check_resume(config: DictConfig) -> str:
         ConfigError: naming the path, what is wrong with it, and the remedy.
     """
     trainer, folder = config.trainer, None
-    if trainer.resume_mode == "resume_path":
+    if trainer.resume_mode == "resume_path" and trainer.resume_from_path:  # else a rule refuses it
         folder = _check_named(config)
     elif trainer.resume_mode == "auto":
         folder = _check_newest(config, Path(trainer.default_local_dir).expanduser().absolute())
