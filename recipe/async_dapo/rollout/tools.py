@@ -159,8 +159,8 @@ class RecordedTool(BaseTool):
             is_made_here = True
             before = shared.encoded()
             response = await self._tool.execute(own_id, parameters, agent_data=agent_data, **kwargs)
-            plain, left = _plain(*response), shared.end_call(before)
-            for name in shared.made_live(before) - self._told_of:
+            plain, (left, made_live) = _plain(*response), shared.end_call(before)
+            for name in made_live - self._told_of:
                 self._told_of.add(name)
                 what = "which no record can hold: where a loop runs again, and where it has ended, it is gone"
                 logger.warning("tool %s keeps %s in agent_data.extra_fields, %s", self.name, name, what)
@@ -264,23 +264,21 @@ class SharedFields:
         """None for a value that no record can hold."""
         return {name: _encoded(value) for name, value in self.fields.items()}
 
-    def end_call(self, before: dict[str, bytes | None]) -> tuple[int, dict[str, Any], list[str]]:
-        """What a call has left that began with these fields: the number of its end, the values that it has changed, and
-        the names that it has removed.
+    def end_call(self, before: dict[str, bytes | None]) -> tuple[tuple[int, dict[str, Any], list[str]], set[str]]:
+        """What a call has left that began with these fields.
+
+        Returns:
+            For the record, the number of its end, the values that it has changed, and the names that it has removed;
+            and the names under which it has left what no record can hold.
         """
         self._ends += 1
         after = self.encoded()
         changed = [name for name, value in after.items() if value is not None and value != before.get(name)]
         removed = [name for name, value in before.items() if value is not None and after.get(name) is None]
         self._left_at |= dict.fromkeys([*changed, *removed], self._ends)
-        return self._ends, {name: self.fields[name] for name in changed}, removed
-
-    def made_live(self, before: dict[str, bytes | None]) -> set[str]:
-        """The names under which a call that began with these fields has left what no record can hold."""
-        after = self.encoded()
-        made = {name for name, value in after.items() if value is None and before.get(name, b"") is not None}
-        self.live |= made
-        return made
+        made_live = {name for name, value in after.items() if value is None and before.get(name, b"") is not None}
+        self.live |= made_live
+        return (self._ends, {name: self.fields[name] for name in changed}, removed), made_live
 
     def replay(self, end: int, changed: dict[str, Any], removed: list[str]) -> None:
         """Bring the fields to where a recorded call has left them, but for those that a later end has changed."""

@@ -76,7 +76,8 @@ ENVIRONMENT = (
     "TRANSFORMERS_OFFLINE",
     "VLLM_USE_V2_MODEL_RUNNER",
 )
-PLACES = ("VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT", "TENSORBOARD_DIR")  # also variables
+# Variables that name where verl's loggers write: made absolute.
+PLACES = ("VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT", "TENSORBOARD_DIR")
 # Samples go to the reward workers one by one: verl's other way of packing one takes five times as long.
 DEFAULT_ENVIRONMENT = {"VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy"}
 
