@@ -59,7 +59,7 @@ def find(pairs: pd.DataFrame, curves: pd.DataFrame) -> Alarm | None:
 
 def figures(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     """A row a run, in the order of `runs`: means of the run's second quarter, and those over the first quarter's."""
-    early = curves.merge(runs[[*ROW, "steps"]], on=ROW)
+    early = curves.merge(runs[ROW], on=ROW)
     early = early[early["step"] <= early["steps"] / 2]
     is_second = early["step"] > early["steps"] / 4
     second, first = (early[part].groupby(ROW)[[*MEASURED]].mean() for part in (is_second, ~is_second))

@@ -90,6 +90,7 @@ class Row:
     correction: str
     rate_factor: float
     updates: int
+    steps: int
     seed: int
 
     @property
@@ -135,6 +136,11 @@ class Row:
             **CORRECTIONS[self.correction],
         }
         return [f"{key}={'null' if value is None else value}" for key, value in options.items()]
+
+
+def usual_steps(task: Task, *, rate_factor: float, updates: int) -> int:
+    """As many as sum up to the task's learning rate times its steps, where a step learns more."""
+    return round(task.steps / max(1.0, rate_factor * updates))
 
 
 def named_rows() -> dict[str, dict[str, str]]:

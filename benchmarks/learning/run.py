@@ -4,7 +4,7 @@ python -m benchmarks.learning                                              # all
 python -m benchmarks.learning --tasks addition --rows on-policy "partial/4/*" --seeds 0 1
 python -m benchmarks.learning --tasks "tail 8" --rows on-policy --rate-factors 0.5 1 2 --seeds 100
 
-Writes `runs.csv`, one row a run, and `curves.csv`, a line of each tenth step of a run. What is in the file is not run
+Writes `runs.csv`, one row a run, and `curves.csv`, a line of each validated step. What is in the file is not run
 again, any number of these commands may run at once, and one that is killed loses no row that has ended.
 """
 
@@ -30,13 +30,13 @@ from recipe.async_dapo_lab.plan.systems import System
 
 from . import rows
 from .model import TinyTransformer, sample
-from .rows import AGAIN, GROUPS, RESPONSES, Row
+from .rows import AGAIN, GROUPS, RESPONSES, Row, usual_steps
 from .schedule import SampledRun, reward, scenario
 from .tasks import TASKS, Task, held_out, to_tokens
 from .training import Learner, compose_run
 from .warm_start import warm_model
 
-EVERY = 10  # steps between two validations
+VALIDATIONS = 10  # of a run, or each tenth step, if these are more
 _EXERCISES = 512
 _LATE = 3  # validations, of which `accuracy` is the mean
 _AGES = ("staleness_mean", "off_policy", "k3_kl", "k3_of_1")
@@ -53,7 +53,7 @@ def accuracy(model: TinyTransformer, task: Task, seed: int) -> float:
     return fmean(reward(one, answer.tokens) for one, answer in zip(exercises, answers, strict=True))
 
 
-def train(row: Row, model: TinyTransformer, *, steps: int) -> Iterator[dict[str, float]]:
+def train(row: Row, model: TinyTransformer) -> Iterator[dict[str, float]]:
     """The measures of every step, with the accuracy where it was validated; ends early where a step's groups are hardly
     ever valid any more.
     """
@@ -62,29 +62,30 @@ def train(row: Row, model: TinyTransformer, *, steps: int) -> Iterator[dict[str,
     system = System(name=row.strategy, overrides=row.scheduling)
     noise = row.seed + 1000 * (row.strategy == AGAIN)
     run = SampledRun(where, system, row.shape, model, seed=row.seed, noise=noise)
-    for step in range(1, steps + 1):
+    every = min(row.steps // VALIDATIONS, 10) or 1
+    for step in range(1, row.steps + 1):
         try:
             done = run.step()
         except ConfigError:  # `max_num_gen_batches`
             return
         measures = {"step": step, "valid": done.valid_groups / max(1, done.valid_groups + done.filtered_groups)}
         measures |= learner.update(run.trained, step=step)
-        if step % EVERY == 0 or step == steps:
+        if step % every == 0 or step == row.steps:
             measures["accuracy"] = accuracy(model, row.shape, seed=step)
         yield measures
 
 
-def figures(row: Row, *, steps: int, curves: Path) -> dict[str, Any]:
+def figures(row: Row, *, curves: Path) -> dict[str, Any]:
     """One run's columns, and its curves."""
     began_s = time.process_time()
     model = warm_model(row.shape, row.seed, WARM)
     model.compile_parts()
     before, warm_s = accuracy(model, row.shape, seed=0), time.process_time() - began_s
-    measured = list(train(row, model, steps=steps))
+    measured = list(train(row, model))
     validated = [one for one in measured if "accuracy" in one]
     _write_curves(row, validated, curves)
-    ended_early = len(measured) < steps  # what it validated before it broke down would praise it
-    late = [accuracy(model, row.shape, seed=steps)] if ended_early else [one["accuracy"] for one in validated[-_LATE:]]
+    ended_early = len(measured) < row.steps  # what it validated before it broke down would praise it
+    late = [accuracy(model, row.shape, seed=row.steps)] if ended_early else [one["accuracy"] for one in validated[-_LATE:]]
     ages = sorted({name for one in measured for name in one if name.startswith("k3_of_")}, key=lambda n: int(n[6:]))
     return {
         "accuracy_before": round(before, 4),
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rate-factors", type=float, nargs="+", default=[1.0], help="times the task's learning rate")
     parser.add_argument("--updates", type=int, nargs="+", default=[1], choices=(1, 2, 4, 8, 16), help="of a step")
-    parser.add_argument("--steps", type=int, help="of a run; the task's by default")
+    parser.add_argument("--steps", type=int, help="of a run; by default the task's, fewer at higher rates")
     parser.add_argument("--output", type=Path, default=Path("outputs", "learning"))
     options = parser.parse_args(arguments)
     wanted = [name for name in known if any(fnmatch(name, pattern) for pattern in options.rows)]
@@ -135,18 +136,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for task, seed, factor, updates, name in product(
         options.tasks, options.seeds, options.rate_factors, options.updates, wanted
     ):
-        row = Row(task=task, **known[name], rate_factor=factor, updates=updates, seed=seed)
-        _run(row, options.steps or row.shape.steps, options.output, command)
+        steps = options.steps or usual_steps(TASKS[task], rate_factor=factor, updates=updates)
+        row = Row(task=task, **known[name], rate_factor=factor, updates=updates, steps=steps, seed=seed)
+        _run(row, options.output, command)
 
 
 def claim_name(row: Row) -> str:
     return RunsFile.folder_name(asdict(row)).replace("/", "_")
 
 
-def _run(row: Row, steps: int, output: Path, command: str) -> None:
+def _run(row: Row, output: Path, command: str) -> None:
     """Add a row to the file, unless it is there or another process is at it."""
-    cell = asdict(row) | {"learning_rate": row.rate_factor * row.shape.learning_rate, "steps": steps}
+    cell = asdict(row) | {"learning_rate": row.rate_factor * row.shape.learning_rate}
     with claim(output / "claims" / claim_name(row), waits=False) as is_ours:
         if is_ours:
             runs = RunsFile(output / "runs.csv")
-            runs.measure(cell, lambda: figures(row, steps=steps, curves=output / "curves.csv") | {"command": command})
+            runs.measure(cell, lambda: figures(row, curves=output / "curves.csv") | {"command": command})

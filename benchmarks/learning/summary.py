@@ -12,10 +12,13 @@ import pandas as pd
 
 from benchmarks.support import learning_curve
 
+from .rows import usual_steps
+from .tasks import TASKS as LABORATORY
+
 FOLDER = Path(__file__).parents[2] / "assets" / "learning"
 ON_POLICY, DEFAULT = "on-policy", ("partial", "default", "decoupled")
 TASKS, OLDEST = ("addition", "tail 8", "sorting"), "tail 25"
-JOB = ["task", "rate_factor", "updates"]
+JOB = ["task", "rate_factor", "updates", "steps"]
 CELL = [*JOB, "strategy", "staleness", "correction"]
 SETTING, ROW = CELL[:-1], [*CELL, "seed"]
 NATS = {"k3_kl": "nats", "k3_of_1": "per_version", "staleness_mean": "versions"}  # means over a run's steps
@@ -27,11 +30,8 @@ _T_975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.2
 
 
 def read(folder: Path = FOLDER) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Runs and curves, the last of each row, as a run that was killed may have left a curve. Shorter runs of a task
-    than its longest are trials, and left out.
-    """
+    """Runs and curves, the last of each row, as a run that was killed may have left a curve."""
     runs, curves = (pd.read_csv(folder / name, dtype={"staleness": str}) for name in ("runs.csv", "curves.csv"))
-    runs = runs[runs["steps"] == runs.groupby("task")["steps"].transform("max")]
     return runs.drop_duplicates(ROW, keep="last"), curves.drop_duplicates([*ROW, "step"], keep="last")
 
 
@@ -52,7 +52,7 @@ def compared(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     gap, before = pairs["accuracy"] - pairs["reached"], pairs["accuracy_before"]
     curve = {key: own.set_index("step")["accuracy"].sort_index() for key, own in curves.groupby(ROW)}
     keys = pairs[ROW].itertuples(index=False, name=None)
-    both = [(curve[key], curve[*key[:3], ON_POLICY, "0", "none", key[-1]]) for key in keys]
+    both = [(curve[key], curve[*key[: len(JOB)], ON_POLICY, "0", "none", key[-1]]) for key in keys]
     late = zip(both, before, before + LATE * (pairs["reached"] - before), strict=True)
     return pairs.assign(
         gap=gap,
@@ -161,7 +161,9 @@ def _setting(line: pd.Series) -> str:
     strategy = "" if line["strategy"] == DEFAULT[0] else f", {line['strategy']}"
     rate = "" if line["rate_factor"] == 1 else f", {line['rate_factor']:g}x rate"
     updates = "" if line["updates"] == 1 else f", {line['updates']} updates"
-    return f"{line['task']}{bound}{strategy}{rate}{updates}"
+    usual = usual_steps(LABORATORY[line["task"]], rate_factor=line["rate_factor"], updates=line["updates"])
+    steps = "" if line["steps"] == usual else f", {line['steps']} steps"
+    return f"{line['task']}{bound}{strategy}{rate}{updates}{steps}"
 
 
 def _where(line: pd.Series) -> str:

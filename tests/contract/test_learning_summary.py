@@ -9,7 +9,7 @@ import pytest
 from benchmarks.learning import alarm, summary
 from benchmarks.learning.summary import ON_POLICY, ROW
 
-STEPS, EVERY = 100, 10
+STEPS, EVERY = 200, 20
 NATS = {"0": 1e-14, "default": 1e-5, "2": 1e-4, "4": 1e-3, "8": 1e-2, "16": 1e-1}
 Runs = tuple[pd.DataFrame, pd.DataFrame]
 
@@ -18,7 +18,7 @@ def runs_of(*rows: dict[str, object]) -> Runs:
     """Accuracy rises on a straight line to `accuracy`, which is reached after `share` of the steps."""
     runs, curves = [], []
     for own in rows:
-        given = {"task": "addition", "rate_factor": 1.0, "updates": 1, "strategy": "partial", "staleness": "0"}
+        given = {"task": "addition", "rate_factor": 1.0, "updates": 1, "steps": STEPS, "strategy": "partial", "staleness": "0"}
         row = given | {"correction": "none", "seed": 0, "share": 1.0, "accuracy": 0.9, "accuracy_before": 0.3} | own
         if row["staleness"] == "0" and "strategy" not in own:
             row["strategy"] = ON_POLICY
@@ -28,7 +28,7 @@ def runs_of(*rows: dict[str, object]) -> Runs:
             gain = min(1.0, step / STEPS / row["share"]) * (row["accuracy"] - row["accuracy_before"])
             at = {"step": step, "accuracy": row["accuracy_before"] + gain}
             curves.append({name: row[name] for name in ROW} | measured | at)
-        runs.append(row | {name: measured[name] for name in summary.NATS} | {"steps": STEPS})
+        runs.append(row | {name: measured[name] for name in summary.NATS})
     return pd.DataFrame(runs), pd.DataFrame(curves)
 
 
