@@ -18,6 +18,7 @@ LONGEST_TOK = 512  # prompt and response
 _DROP_EVERY = 8  # decode steps between two looks for rows that have ended
 
 Cache = tuple[Tensor, Tensor]  # keys and values, [B, H, T, D]
+Kept = tuple[Tensor, Tensor]  # those of one row, [H, T, D]
 
 
 def _rotations() -> Tensor:
@@ -101,6 +102,14 @@ def padded(rows: Sequence[Sequence[int]]) -> Tensor:
     return tokens_BT
 
 
+def stacked(rows: Sequence[Kept]) -> Cache:
+    """Padded on the right."""
+    keys, values = zip(*rows, strict=True)
+    longest_tok = max(one.shape[1] for one in keys)
+    fill = [F.pad(one, (0, 0, 0, longest_tok - one.shape[1])) for one in (*keys, *values)]
+    return torch.stack(fill[: len(rows)]), torch.stack(fill[len(rows) :])
+
+
 @dataclass(slots=True)
 class Continuation:
     """What a model has sampled after a prompt, with the log-probs it was sampled with [nats]."""
@@ -115,6 +124,9 @@ class Sampling:
     Args:
         prompts, rows: what is continued, and so far; the rows grow in place.
         most_tok: new tokens of each row, at least one.
+        kept: keys and values of each row but for its last token, from the samplings that it comes from: they stay those
+            of older weights. By default all are computed anew.
+        keeps: whether `kept` is asked for, also of rows that have ended.
     """
 
     @torch.no_grad()
@@ -125,16 +137,36 @@ class Sampling:
         rows: Sequence[Continuation],
         most_tok: Sequence[int],
         generator: torch.Generator,
+        kept: Sequence[list[Kept]] | None = None,
+        keeps: bool = False,
     ) -> None:
         contexts = [prompt + row.tokens for prompt, row in zip(prompts, rows, strict=True)]
         self._model, self._rows, self._generator = model, rows, generator
         self._alive_B, self._left_B = torch.arange(len(rows)), torch.tensor(most_tok)
         self._at_B = torch.tensor([len(context) for context in contexts])  # where the next token goes
         self._caches: list[Cache] = []
-        logits_BTV = model(padded(contexts), self._caches)
-        self._logits_BV = logits_BTV[self._alive_B, self._at_B - 1]
-        self._is_seen_BT = torch.arange(logits_BTV.shape[1]) < self._at_B[:, None]  # places of the caches
-        self._decoded_to = 0  # of these places
+        self._decoded_to = 0  # of the caches' places
+        self._keeps, self._dropped = keeps, dict[int, list[Kept]]()
+        if kept is None:
+            logits_BTV = model(padded(contexts), self._caches)
+            self._logits_BV = logits_BTV[self._alive_B, self._at_B - 1]
+            self._is_seen_BT = torch.arange(logits_BTV.shape[1]) < self._at_B[:, None]
+        else:
+            self._caches = [stacked(layer) for layer in zip(*kept, strict=True)]
+            self._at_B -= 1
+            self._is_seen_BT = torch.arange(self._caches[0][0].shape[2]) < self._at_B[:, None]
+            self._make_room(1)
+            self._decode(torch.tensor([context[-1] for context in contexts]))
+            self._at_B += 1
+
+    def kept(self, row: int, most_tok: int) -> list[Kept]:
+        """Keys and values of a row's first tokens, prompt included."""
+        layers = self._dropped[row] if row in self._dropped else self._of(int((self._alive_B == row).nonzero()))
+        return [(keys[:, :most_tok].clone(), values[:, :most_tok].clone()) for keys, values in layers]
+
+    def _of(self, place: int) -> list[Kept]:
+        seen = self._is_seen_BT[place]
+        return [(keys[place, :, seen], values[place, :, seen]) for keys, values in self._caches]
 
     @torch.no_grad()
     def advance(self, steps: int) -> None:
@@ -176,6 +208,8 @@ class Sampling:
         """Where it is worth a copy of the caches."""
         kept = self._left_B.nonzero()[:, 0]
         if len(kept) < 0.8 * len(self._left_B):
+            ended = (self._left_B == 0).nonzero()[:, 0].tolist() if self._keeps else []
+            self._dropped |= {int(self._alive_B[place]): self._of(place) for place in ended}
             self._left_B, self._at_B, self._alive_B = self._left_B[kept], self._at_B[kept], self._alive_B[kept]
             self._logits_BV, self._is_seen_BT = self._logits_BV[kept], self._is_seen_BT[kept]
             self._caches = [(keys[kept], values[kept]) for keys, values in self._caches]

@@ -10,8 +10,10 @@ GROUPS, RESPONSES = 16, 8  # of a step: B prompts, n responses each
 ON_POLICY = "on-policy"
 AGAIN = "on-policy again"  # with other noise: by how much a run beside it may differ by chance
 DEFAULT = "default"  # of `max_staleness` and pool
-STALENESS = (DEFAULT, "2", "4", "8", "16")  # versions
-STRATEGIES = ("partial", "consistent")
+STALENESS = (DEFAULT, "1", "2", "3", "4", "8", "16")  # versions
+STALE_KV = "partial_stale_kv"  # `partial`, with keys and values of older weights
+SEPARATE = "separate"  # `partial`, on engines that are one version behind, as they generate while it is trained
+STRATEGIES = ("partial", "consistent", STALE_KV, SEPARATE)
 
 _IS = "async_dapo.importance_sampling"
 _CORRECTION = "algorithm.rollout_correction"
@@ -98,11 +100,25 @@ class Row:
         return TASKS[self.task]
 
     @property
+    def lags(self) -> bool:
+        """Whether sampling is a version behind training."""
+        return self.strategy == SEPARATE
+
+    @property
+    def keeps_kv(self) -> bool:
+        return self.strategy == STALE_KV
+
+    @property
     def pool(self) -> int | None:
         """Trajectories unfinished at once, where staleness is forced up: twice what can be trained in time if every
         group is valid. The scheduler begins fewer, so that `max_staleness` decides.
         """
         return None if self.staleness in ("0", DEFAULT) else 2 * (1 + int(self.staleness)) * GROUPS * RESPONSES
+
+    @property
+    def places(self) -> int:
+        """Requests that engines hold at once: all of the pool."""
+        return self.pool or 4 * GROUPS * RESPONSES
 
     @property
     def scheduling(self) -> dict[str, Any]:
@@ -111,10 +127,10 @@ class Row:
         if self.staleness == "0":
             options: dict[str, Any] = {"rollout_strategy": "discard", "stop_rule": "drain", "max_staleness": 0}
         else:
-            options = {"rollout_strategy": self.strategy}
+            options = {"rollout_strategy": "consistent" if self.strategy == "consistent" else "partial"}
         if self.pool is not None:
             options |= {
-                "max_staleness": int(self.staleness),
+                "max_staleness": int(self.staleness) - self.lags,
                 "rollout_pool_size": self.pool,
                 "over_sampling_batch_size": self.pool // RESPONSES + 2 * GROUPS,
             }
@@ -133,6 +149,7 @@ class Row:
             f"{actor}.ppo_mini_batch_size": GROUPS // self.updates,
             f"{actor}.optim.lr": self.rate_factor * self.shape.learning_rate,
             **self.scheduling,
+            **({"async_dapo.max_staleness": int(self.staleness)} if self.pool else {}),
             **CORRECTIONS[self.correction],
         }
         return [f"{key}={'null' if value is None else value}" for key, value in options.items()]
@@ -146,5 +163,6 @@ def usual_steps(task: Task, *, rate_factor: float, updates: int) -> int:
 def named_rows() -> dict[str, dict[str, str]]:
     """Name on the command line -> strategy, staleness and correction."""
     rows = {name: (name, "0", "none") for name in (ON_POLICY, AGAIN)}
-    rows |= {"/".join(row): row for row in product(STRATEGIES, STALENESS, CORRECTIONS)}
+    stale = (row for row in product(STRATEGIES, STALENESS, CORRECTIONS) if row[:2] != (SEPARATE, DEFAULT))
+    rows |= {"/".join(row): row for row in stale}
     return {name: dict(zip(("strategy", "staleness", "correction"), row, strict=True)) for name, row in rows.items()}

@@ -36,12 +36,16 @@ from .tasks import TASKS, Task, held_out, to_tokens
 from .training import Learner, compose_run
 from .warm_start import warm_model
 
-VALIDATIONS = 10  # of a run, or each tenth step, if these are more
 _EXERCISES = 512
-_LATE = 3  # validations, of which `accuracy` is the mean
+LATE = 3  # validations, of which `accuracy` is the mean
 _AGES = ("staleness_mean", "off_policy", "k3_kl", "k3_of_1")
 _MEASURED = (*_AGES, "ess_ratio", "entropy", "clipped", "gradient", "length")
 WARM = Path("outputs", "learning", "warm")
+
+
+def every(steps: int) -> int:
+    """Steps between two validations of a run: ten of them, or more where that would be more than ten steps."""
+    return min(steps // 10, 10) or 1
 
 
 def accuracy(model: TinyTransformer, task: Task, seed: int) -> float:
@@ -58,11 +62,10 @@ def train(row: Row, model: TinyTransformer) -> Iterator[dict[str, float]]:
     ever valid any more.
     """
     learner = Learner(model, compose_run(row.overrides))
-    where = scenario(row.shape, batch=GROUPS, n=RESPONSES, places=row.pool or 4 * GROUPS * RESPONSES)
+    where = scenario(row.shape, batch=GROUPS, n=RESPONSES, places=row.places)
     system = System(name=row.strategy, overrides=row.scheduling)
     noise = row.seed + 1000 * (row.strategy == AGAIN)
-    run = SampledRun(where, system, row.shape, model, seed=row.seed, noise=noise)
-    every = min(row.steps // VALIDATIONS, 10) or 1
+    run = SampledRun(where, system, row.shape, model, seed=row.seed, noise=noise, lags=row.lags, keeps_kv=row.keeps_kv)
     for step in range(1, row.steps + 1):
         try:
             done = run.step()
@@ -70,7 +73,7 @@ def train(row: Row, model: TinyTransformer) -> Iterator[dict[str, float]]:
             return
         measures = {"step": step, "valid": done.valid_groups / max(1, done.valid_groups + done.filtered_groups)}
         measures |= learner.update(run.trained, step=step)
-        if step % every == 0 or step == row.steps:
+        if step % every(row.steps) == 0 or step == row.steps:
             measures["accuracy"] = accuracy(model, row.shape, seed=step)
         yield measures
 
@@ -85,7 +88,9 @@ def figures(row: Row, *, curves: Path) -> dict[str, Any]:
     validated = [one for one in measured if "accuracy" in one]
     _write_curves(row, validated, curves)
     ended_early = len(measured) < row.steps  # what it validated before it broke down would praise it
-    late = [accuracy(model, row.shape, seed=row.steps)] if ended_early else [one["accuracy"] for one in validated[-_LATE:]]
+    late = (
+        [accuracy(model, row.shape, seed=row.steps)] if ended_early else [one["accuracy"] for one in validated[-LATE:]]
+    )
     ages = sorted({name for one in measured for name in one if name.startswith("k3_of_")}, key=lambda n: int(n[6:]))
     return {
         "accuracy_before": round(before, 4),

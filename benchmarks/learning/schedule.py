@@ -8,6 +8,7 @@ before the round stops. The others have not happened: the next round samples ane
 
 import random
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -25,7 +26,7 @@ from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import System
 from recipe.async_dapo_lab.plan.workload import ANSWERS, Answers, Workload
 
-from .model import Continuation, Sampling, TinyTransformer
+from .model import Continuation, Kept, Sampling, TinyTransformer
 from .tasks import END, Exercise, Task, to_text, to_tokens
 
 _BLOCK_TOK = 8  # that are sampled before the scheduler asks for more
@@ -106,30 +107,59 @@ class SampledRun(TrainingRun):
 
     Args:
         seed, noise: of the exercises, and of what the model answers.
+        keeps_kv: whether what goes on keeps its keys and values, and does not compute them anew.
+        lags: whether a step samples with the weights before those, which were the newest when it could begin.
 
     Attributes:
         trained: what the last step trains on, a group's trajectories next to each other.
     """
 
     def __init__(
-        self, where: Scenario, system: System, task: Task, model: TinyTransformer, *, seed: int, noise: int
+        self,
+        where: Scenario,
+        system: System,
+        task: Task,
+        model: TinyTransformer,
+        *,
+        seed: int,
+        noise: int,
+        lags: bool = False,
+        keeps_kv: bool = False,
     ) -> None:
         super().__init__(where, system)
         self._workload = _Exercises(where, task, seed)
         self._task, self._model = task, model
+        self._lags, self._older = lags, deepcopy(model.state_dict())
         self._generator = torch.Generator().manual_seed(noise)
         self._kept: dict[str, list[Sampled]] = {}
         self._is_open = False
-        self._samplings: dict[tuple[int, int], Sampling] = {}  # by prompt and trajectory, in this round
+        self._samplings: dict[tuple[int, int], tuple[Sampling, int]] = {}  # and its row, in this round
+        self._keeps_kv = keeps_kv
+        self._kv: dict[tuple[int, int], list[Kept]] = {}  # of what earlier rounds began
         self.trained: list[Sampled] = []
         for engine in self._fleet.engines.values():
             engine.more_of = self._more_of
 
     def _simulate(self, groups: Sequence[PromptGroup]) -> SimulatedRound:
+        if not self._lags:
+            return self._sampled_round(groups)
+        newest = deepcopy(self._model.state_dict())
+        self._model.load_state_dict(self._older)
+        simulated = self._sampled_round(groups)
+        self._model.load_state_dict(newest)
+        self._older = newest
+        return simulated
+
+    def _sampled_round(self, groups: Sequence[PromptGroup]) -> SimulatedRound:
         self._answer(groups)
         self._is_open = True
         simulated = super()._simulate(groups)
         self._is_open = False
+        for group in simulated.unfinished if self._keeps_kv else ():
+            answers: _ModelAnswers = group.prompt[ANSWERS]
+            for one in (one for one in group.unfinished if one.generated_tok):
+                sampling, row = self._samplings[place := (answers.number, one.session_id)]
+                self._kv[place] = sampling.kept(row, self._task.prompt_tok + one.generated_tok - 1)
         self._samplings.clear()
         return simulated
 
@@ -141,22 +171,30 @@ class SampledRun(TrainingRun):
 
     def _answer(self, groups: Iterable[PromptGroup]) -> None:
         """Begin to continue what has not ended."""
-        open_ended: list[tuple[_ModelAnswers, int]] = []
+        anew, resumed = list[tuple[_ModelAnswers, int]](), list[tuple[_ModelAnswers, int]]()
         for group in groups:
             answers: _ModelAnswers = group.prompt[ANSWERS]
             for trajectory in group.unfinished:
                 i, done_tok = trajectory.session_id, trajectory.generated_tok
                 del answers.sampled[i].tokens[done_tok:], answers.sampled[i].log_probs[done_tok:]
                 if not self._is_whole(answers.sampled[i].tokens):
-                    open_ended.append((answers, i))
-        open_ended.sort(key=lambda row: len(row[0].sampled[row[1]].tokens))
-        for first in range(0, len(open_ended), _MOST_ROWS):
-            own = open_ended[first : first + _MOST_ROWS]
-            prompts, rows = [answers.prompt for answers, _ in own], [answers.sampled[i] for answers, i in own]
-            most_tok = [self._task.limit_tok - len(row.tokens) for row in rows]
-            sampling = Sampling(self._model, prompts, rows, most_tok, self._generator)
-            sampling.advance(_BLOCK_TOK)
-            self._samplings |= {(answers.number, i): sampling for answers, i in own}
+                    has_kv = done_tok > 0 and (answers.number, i) in self._kv
+                    (resumed if has_kv else anew).append((answers, i))
+        for rows in (anew, resumed):
+            rows.sort(key=lambda row: len(row[0].sampled[row[1]].tokens))
+            for first in range(0, len(rows), _MOST_ROWS):
+                self._sample(rows[first : first + _MOST_ROWS], resumes=rows is resumed)
+
+    def _sample(self, rows: Sequence[tuple[_ModelAnswers, int]], *, resumes: bool) -> None:
+        prompts, continued = [answers.prompt for answers, _ in rows], [answers.sampled[i] for answers, i in rows]
+        most_tok, places = (
+            [self._task.limit_tok - len(row.tokens) for row in continued],
+            [(a.number, i) for a, i in rows],
+        )
+        kv = [self._kv.pop(place) for place in places] if resumes else None
+        sampling = Sampling(self._model, prompts, continued, most_tok, self._generator, kept=kv, keeps=self._keeps_kv)
+        sampling.advance(_BLOCK_TOK)
+        self._samplings |= {place: (sampling, row) for row, place in enumerate(places)}
 
     def _is_whole(self, tokens: Sequence[int]) -> bool:
         return len(tokens) >= self._task.limit_tok or END in tokens
@@ -167,7 +205,7 @@ class SampledRun(TrainingRun):
         i = request.owner.trajectory.session_id
         tokens, known_tok = answers.sampled[i].tokens, request.context_tok - self._task.prompt_tok
         if known_tok == len(tokens) and not self._is_whole(tokens):
-            self._samplings[answers.number, i].advance(_BLOCK_TOK)
+            self._samplings[answers.number, i][0].advance(_BLOCK_TOK)
         return len(tokens) - known_tok
 
     def _store(self, group: PromptGroup) -> None:
@@ -179,7 +217,7 @@ class SampledRun(TrainingRun):
                 prompt=answers.prompt,
                 tokens=(own := answers.sampled[one.session_id]).tokens,
                 log_probs=own.log_probs,
-                versions=[version for version, count in one.stamps for _ in range(count)],
+                versions=[max(0, version - self._lags) for version, count in one.stamps for _ in range(count)],
                 reward=reward(answers.exercise, own.tokens),
             )
             for one in group.trajectories

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from recipe.async_dapo_lab.quickstart.task import TOK_PER_ADDITION, Problem, TaskShape, draw_problem
+from recipe.async_dapo_lab.quickstart.overrides import QUICK_LEARNING_RATE, QUICK_STEPS
+from recipe.async_dapo_lab.quickstart.task import QUICK_START, TOK_PER_ADDITION, Problem, TaskShape, draw_problem
 
 END = 0  # token that ends a response
 _ALPHABET = "\n0123456789+*:_' abcdefghijklmnopqrstuvwxyNESW>#"
@@ -69,16 +70,17 @@ class Task:
         return len(self.exercise(random.Random(0), held_out=False).prompt)
 
 
-# ---- additions with carries: the quick start's task, with a shorter tail ----
+# ---- additions with carries: the quick start's task, and with a shorter tail ----
 
+QUICK_TASK = "quick start"
 ADDITIONS = TaskShape(shortest=2, longest=12, tail_exponent=0.8)
 
 
-def _addition(rng: random.Random) -> Exercise:
-    problem: Problem = draw_problem(rng, held_out=rng.random() < 0.25, shape=ADDITIONS)
+def _addition(rng: random.Random, shape: TaskShape = ADDITIONS) -> Exercise:
+    problem: Problem = draw_problem(rng, held_out=rng.random() < 0.25, shape=shape)
     return Exercise(
         prompt=problem.question,
-        teach=lambda teacher: problem.careless_answer(teacher, ADDITIONS.carelessness),
+        teach=lambda teacher: problem.careless_answer(teacher, shape.carelessness),
         is_right=lambda answer: answer == problem.answer,
     )
 
@@ -193,6 +195,13 @@ TASKS = {
             warm_updates=3000,
         ),
         Task(name="tail 25", draw=_TAIL_25.draw, limit_tok=_TAIL_25.limit_tok, learning_rate=4e-4, steps=250),
+        Task(
+            name=QUICK_TASK,
+            draw=lambda rng: _addition(rng, QUICK_START),
+            limit_tok=QUICK_START.max_response_tok,
+            learning_rate=QUICK_LEARNING_RATE,
+            steps=QUICK_STEPS,
+        ),
     )
 }
 

@@ -14,13 +14,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.nn import functional as F
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
 
 from benchmarks.learning import rows as learning_rows
 from benchmarks.learning import run as learning_run
 from benchmarks.learning import training as learning_training
-from benchmarks.learning.model import _DROP_EVERY, TinyTransformer, padded, sample
+from benchmarks.learning.model import _DROP_EVERY, Continuation, Sampling, TinyTransformer, padded, sample
 from benchmarks.learning.rows import CORRECTIONS, DEFAULT, ON_POLICY, Row
 from benchmarks.learning.schedule import Sampled, SampledRun, scenario
 from benchmarks.learning.tasks import TASKS, Exercise, Task
@@ -73,7 +74,16 @@ def steps_of(row: Row) -> Iterator[tuple[int, list[Sampled], dict[str, float], d
     model = TinyTransformer(0)
     learner = Learner(model, compose_run(row.overrides))
     where = scenario(EVEN, batch=4, n=8, places=row.pool or 64)
-    run = SampledRun(where, System(name="row", overrides=row.scheduling), EVEN, model, seed=row.seed, noise=row.seed)
+    run = SampledRun(
+        where,
+        System(name="row", overrides=row.scheduling),
+        EVEN,
+        model,
+        seed=row.seed,
+        noise=row.seed,
+        lags=row.lags,
+        keeps_kv=row.keeps_kv,
+    )
     versions = {}
     for step in range(1, STEPS + 1):
         versions[step - 1] = copy.deepcopy(model)
@@ -146,11 +156,13 @@ def _fields(one: object) -> dict[str, list]:
     return {name: getattr(one, name) for name in ("tokens", "log_probs")}
 
 
-@pytest.mark.parametrize(("strategy", "staleness"), [("partial", str(BOUND)), ("consistent", str(BOUND))])
-def test_each_token_has_the_log_prob_of_the_version_that_sampled_it(strategy: str, staleness: str) -> None:
+@pytest.mark.parametrize("strategy", ["partial", "consistent", "separate"])
+def test_each_token_has_the_log_prob_of_the_version_that_sampled_it(strategy: str) -> None:
     resumed = 0
-    for step, trained, _, versions in steps_of(row_of(strategy, staleness)):
+    for step, trained, measures, versions in steps_of(row_of(strategy, str(BOUND))):
         assert len(trained) == 4 * 8
+        assert measures["staleness_max"] <= BOUND
+        assert strategy != "separate" or step == 1 or measures["off_policy"] == 1
         for one in trained:
             assert len(one.tokens) == len(one.log_probs) == len(one.versions)
             assert one.versions == sorted(one.versions)
@@ -160,7 +172,41 @@ def test_each_token_has_the_log_prob_of_the_version_that_sampled_it(strategy: st
                 own = [place for place, sampled_by in enumerate(one.versions) if sampled_by == version]
                 expected = log_probs(versions[version], one)[own]
                 torch.testing.assert_close(torch.tensor(one.log_probs)[own], expected, atol=1e-4, rtol=0)
-    assert (resumed > 0) == (strategy == "partial")
+    assert (resumed > 0) == (strategy != "consistent")
+
+
+@torch.no_grad()
+def test_kept_keys_and_values_stay_those_of_the_version_that_computed_them() -> None:
+    """A token's are computed when the next one is sampled: those of a resumed row's last token under newer weights."""
+    older, newer = decided_model(), TinyTransformer(1)
+    prompts, lengths = [[1, 2, 3], [4, 5, 6], [7, 8, 9]], [20, 3, 11]
+    rows = [Continuation() for _ in prompts]
+    first = Sampling(older, prompts, rows, [40] * 3, torch.Generator().manual_seed(3), keeps=True)
+    first.advance(24)
+    for row, length in zip(rows, lengths, strict=True):
+        del row.tokens[length:], row.log_probs[length:]
+    kept = [first.kept(i, 3 + length - 1) for i, length in enumerate(lengths)]
+    Sampling(newer, prompts, rows, [5] * 3, torch.Generator().manual_seed(4), kept=kept).advance(5)
+    for prompt, row, length in zip(prompts, rows, lengths, strict=True):
+        context, caches = prompt + row.tokens[:length], []
+        older(torch.tensor([context[:-1]]), caches)
+        for at, (token, told) in enumerate(zip(row.tokens[length:], row.log_probs[length:], strict=True)):
+            place = len(context) - 1 + at
+            caches = [(F.pad(keys, (0, 0, 0, 1)), F.pad(values, (0, 0, 0, 1))) for keys, values in caches]
+            fed = torch.tensor([(prompt + row.tokens)[place]])
+            logits = newer.decode(fed, torch.tensor([place]), torch.ones(1, 1, 1, place + 1, dtype=torch.bool), caches)
+            assert float(logits.log_softmax(-1)[0, token]) == pytest.approx(told, abs=1e-4)
+
+
+def test_only_resumed_trajectories_have_keys_and_values_of_older_weights() -> None:
+    apart: dict[bool, list[float]] = {True: [], False: []}
+    for _, trained, _, versions in steps_of(row_of("partial_stale_kv", str(BOUND))):
+        for one in trained:
+            newest = [place for place, version in enumerate(one.versions) if version == one.versions[-1]]
+            anew = log_probs(versions[one.versions[-1]], one)[newest]
+            difference = (torch.tensor(one.log_probs)[newest] - anew).abs().max()
+            apart[len(set(one.versions)) > 1].append(float(difference))
+    assert max(apart[False]) < 1e-4 < 1e-3 < max(apart[True])
 
 
 @pytest.mark.parametrize("staleness", [DEFAULT, "2", "4"])

@@ -18,8 +18,9 @@ def runs_of(*rows: dict[str, object]) -> Runs:
     """Accuracy rises on a straight line to `accuracy`, which is reached after `share` of the steps."""
     runs, curves = [], []
     for own in rows:
-        given = {"task": "addition", "rate_factor": 1.0, "updates": 1, "steps": STEPS, "strategy": "partial", "staleness": "0"}
-        row = given | {"correction": "none", "seed": 0, "share": 1.0, "accuracy": 0.9, "accuracy_before": 0.3} | own
+        job = {"task": "addition", "rate_factor": 1.0, "updates": 1, "steps": STEPS}
+        row = job | {"strategy": "partial", "staleness": "0"}
+        row |= {"correction": "none", "seed": 0, "share": 1.0, "accuracy": 0.9, "accuracy_before": 0.3} | own
         if row["staleness"] == "0" and "strategy" not in own:
             row["strategy"] = ON_POLICY
         measured = dict.fromkeys(alarm.MEASURED, 0.5) | {"k3_kl": NATS[str(row["staleness"])]}

@@ -1,0 +1,63 @@
+"""Rows of the laboratory on the real stack: python -m benchmarks.learning.stack
+
+The quick start's task and model, trained by the recipe's own trainer with Ray, vLLM and FSDP2 on this machine's CPU,
+with the options of the laboratory's rows. Writes `stack.csv`, and goes on where it ends.
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.support.runs_file import RunsFile
+from benchmarks.support.supervised_training import RECIPE, train
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
+from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY
+from recipe.async_dapo_lab.quickstart.task import MAX_PROMPT_TOK
+
+from .rows import ON_POLICY, Row, named_rows, usual_steps
+from .run import LATE, every
+from .tasks import QUICK_TASK, TASKS
+
+ROWS = (ON_POLICY, "partial/1/decoupled", "partial/3/decoupled")
+_MEANS = {"staleness_mean": "async_dapo/staleness/mean", "k3_kl": "async_dapo/importance/overall/k3_kl"}
+
+
+def figures(row: Row, assets: Assets, folder: Path) -> dict[str, object]:
+    """One run's columns, as the laboratory has them."""
+    entry = [
+        RECIPE,
+        *row.overrides,
+        f"data.max_prompt_length={MAX_PROMPT_TOK}",
+        f"actor_rollout_ref.rollout.max_num_seqs={row.places}",
+        f"trainer.test_freq={every(row.steps)}",
+    ]
+    metrics, _ = train(entry, assets, folder, steps=row.steps, seed=row.seed)
+    accuracy = [accuracy for _, accuracy in metrics.series(ACCURACY)]
+    means = {name: [step[key] for step in metrics.steps if key in step] for name, key in _MEANS.items()}
+    return {
+        "accuracy_before": round(accuracy[0], 4),
+        "accuracy": round(fmean(accuracy[-LATE:]), 4),
+        **{name: f"{fmean(values):.4g}" if values else "0" for name, values in means.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, default=Path("outputs", "learning"))
+    options = parser.parse_args()
+    runs, output = RunsFile(options.output / "stack.csv"), options.output.absolute()
+    steps, known = usual_steps(TASKS[QUICK_TASK], rate_factor=1.0, updates=1), named_rows()
+    for seed in options.seeds:
+        assets = prepare_assets(output / "stack", seed=seed)
+        for name in options.rows:
+            row = Row(task=QUICK_TASK, **known[name], rate_factor=1.0, updates=1, steps=steps, seed=seed)
+            cell = {"staleness": row.staleness, "seed": seed, "steps": steps}
+            folder = output / "stack" / f"{row.staleness}-{seed}"
+            runs.measure(cell, partial(figures, row, assets, folder))
+
+
+if __name__ == "__main__":
+    main()
