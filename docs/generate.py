@@ -59,7 +59,14 @@ EXAMPLES = {
     "tools/booking.py": "python",
     "tools/mcp_tool.py": "python",
 }
-LEARNED = ("recommendation", "on-policy", "settings", "corrections", "alarm")  # of docs/evidence/learning.md
+LEARNED = (
+    "recommendation",
+    "on-policy",
+    "real stack",
+    "settings",
+    "corrections",
+    "alarm",
+)  # of docs/evidence/learning.md
 AGENTS = ("agent_loop/guessing.py", "tools/booking.py", "tools/mcp_tool.py")  # shown in docs/agents.md
 
 

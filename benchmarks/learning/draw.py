@@ -11,13 +11,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks.support.tables import markdown
+from recipe.async_dapo_lab.report.health import UNSTABLE_NATS
 
 from . import alarm, summary
 
 # Nats a token. Tinker's guide (tinker-docs.thinkingmachines.ai/rl/rl-hyperparams) calls training stable below that KL
 # between sampler and trainer, old tokens and numerical error together. M2PO (arXiv:2510.01161) masks tokens until the
 # mean of (log r)^2, about twice k3, is below a limit: 0.04 in AReaL's examples/math/gsm8k_m2po.yaml.
-PUBLISHED = {"stable below, Tinker's guide": (0.01, ":"), "limit of M2PO in AReaL": (0.02, "--")}
+PUBLISHED = {"stable below, Tinker's guide": (UNSTABLE_NATS, ":"), "limit of M2PO in AReaL": (0.02, "--")}
 _LINEAR = 0.05  # of the axis of gaps; beyond it is logarithmic
 
 
@@ -32,11 +33,11 @@ def draw(lines: pd.DataFrame, path: Path) -> None:
         usual = (own["rate_factor"] == 1) & (own["updates"] == 1)
         axis.axhline(0, color="0.7", linewidth=0.8)
         for _, line in own[usual & (own["staleness"] == "0") & (own["seeds"] >= summary.FEW)].iterrows():
-            half = line["high"] - line["gap"]
-            axis.axhspan(-half, half, color="0.9", label="a second on-policy run, 95 %")
+            half = (line["high"] - line["gap"]) * (line["seeds"] + 1) ** 0.5  # of a single further run
+            axis.axhspan(-half, half, color="0.9", label="another on-policy run, 95 %")
         for name, some in own[own["staleness"] != "0"].groupby("correction"):
             style = {"color": f"C{names.index(name) % 10}", "marker": "osv"[names.index(name) // 10], "markersize": 4}
-            axis.plot(some["nats"], some["gap"], fillstyle="none", linewidth=1, label=name, **style)
+            axis.plot(some["nats"], some["gap"], fillstyle="none", linestyle="none", label=name, **style)
             known = some[some["seeds"] >= summary.FEW]
             half = known["high"] - known["gap"]
             axis.errorbar(known["nats"], known["gap"], yerr=half, linestyle="none", capsize=2, **style)
@@ -62,14 +63,16 @@ def tables(folder: Path = summary.FOLDER) -> dict[str, str]:
     runs, curves = summary.read(folder)
     pairs = summary.compared(runs, curves)
     lines = summary.law(pairs)
-    targets = pd.concat([summary.targets(lines), pd.DataFrame([alarm.target(pairs, curves)])])
+    targets = pd.concat([summary.targets(lines), pd.DataFrame([alarm.target(pairs)])])
+    stack = pd.read_csv(folder / "stack.csv", dtype={"staleness": str})
     return {
         "recommendation": summary.recommendation(lines),
         "on-policy": markdown(summary.on_policy(runs)),
         "settings": markdown(summary.by_setting(lines)),
         "corrections": markdown(summary.others(pairs)),
-        "alarm": alarm.in_words(pairs, curves),
+        "alarm": markdown(alarm.table(pairs)),
         "learning": markdown(targets),
+        "real stack": markdown(summary.beside_stack(runs, curves, stack)),
     }
 
 

@@ -86,7 +86,7 @@ def figures(row: Row, *, curves: Path) -> dict[str, Any]:
     before, warm_s = accuracy(model, row.shape, seed=0), time.process_time() - began_s
     measured = list(train(row, model))
     validated = [one for one in measured if "accuracy" in one]
-    _write_curves(row, validated, curves)
+    _write_curves(row, round(before, 4), validated, curves)
     ended_early = len(measured) < row.steps  # what it validated before it broke down would praise it
     late = (
         [accuracy(model, row.shape, seed=row.steps)] if ended_early else [one["accuracy"] for one in validated[-LATE:]]
@@ -109,9 +109,9 @@ def _mean(measured: list[dict[str, float]], name: str) -> str:
     return f"{fmean(values):.4g}" if values else ""
 
 
-def _write_curves(row: Row, validated: list[dict[str, float]], file: Path) -> None:
+def _write_curves(row: Row, before: float, validated: list[dict[str, float]], file: Path) -> None:
     """Append the measures of the validated steps, each the step's own."""
-    cell = {name: str(value) for name, value in asdict(row).items()}
+    cell = {name: str(value) for name, value in asdict(row).items()} | {"accuracy_before": str(before)}
     columns = [*cell, "step", "accuracy", "reward", "valid", *_MEASURED, "ratio_max"]
     lines = pd.DataFrame([cell | one for one in validated], columns=columns)
     with claim(file):

@@ -27,7 +27,7 @@ def test_each_end_of_each_range_counts_as_healthy_and_what_is_beyond_it_does_not
 
 def test_the_log_has_one_hint_in_ten_steps_the_most_urgent_one() -> None:
     log = Hints()
-    bad = recipe_step(1) | {keys.IDLE_RATIO: 0.9, keys.ESS_RATIO: 0.1}
+    bad = recipe_step(1) | {keys.IDLE_RATIO: 0.9, keys.K3_KL: 0.1}
     said = [log.of_step(step, bad) for step in range(1, 3 * EVERY_STEPS + 1)]
     told = [hint for hint in said if hint is not None]
     assert len(told) == 3 and all("old tokens differ too much" in hint for hint in told)

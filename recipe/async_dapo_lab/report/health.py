@@ -12,6 +12,7 @@ from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from ...async_dapo.record import keys
 
 EVERY_STEPS = 10
+UNSTABLE_NATS = 0.01  # k3 of old tokens: Tinker's guide on RL hyperparameters calls training stable below it
 VALIDATION_SHARE = f"share of {keys.VALIDATE_S}"  # in the time of steps and validations
 
 
@@ -73,9 +74,9 @@ RULES = (
         settles_after=10,  # until then long answers are on their way
     ),
     Rule(
-        key=keys.ESS_RATIO,
-        low=0.8,
-        below="old tokens differ too much from the policy; lower async_dapo.max_staleness or "
+        key=keys.K3_KL,
+        high=UNSTABLE_NATS,
+        above="old tokens differ too much from the policy; lower async_dapo.max_staleness or "
         "async_dapo.max_partial_share, or the learning rate",
     ),
     Rule(
