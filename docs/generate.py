@@ -82,6 +82,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "range": defaults.range_of_all,
         "measured": measured_on_cpu,
         "quick start": quick_start_output,
+        "recommendation": partial(evidence.learned, "recommendation"),
     },
     "docs/get_started.md": {"step lines": step_lines},
     "docs/options.md": {
