@@ -100,8 +100,8 @@ class Row:
         return TASKS[self.task]
 
     @property
-    def lags(self) -> bool:
-        """Whether sampling is a version behind training."""
+    def is_behind(self) -> bool:
+        """Whether it samples with the version before the newest."""
         return self.strategy == SEPARATE
 
     @property
@@ -109,11 +109,21 @@ class Row:
         return self.strategy == STALE_KV
 
     @property
+    def noise(self) -> int:
+        """Seed of what the model answers."""
+        return self.seed + 1000 * (self.strategy == AGAIN)
+
+    @property
     def pool(self) -> int | None:
         """Trajectories unfinished at once, where staleness is forced up: twice what can be trained in time if every
         group is valid. The scheduler begins fewer, so that `max_staleness` decides.
         """
         return None if self.staleness in ("0", DEFAULT) else 2 * (1 + int(self.staleness)) * GROUPS * RESPONSES
+
+    @property
+    def groups(self) -> int:
+        """Of a step."""
+        return GROUPS
 
     @property
     def places(self) -> int:
@@ -130,7 +140,7 @@ class Row:
             options = {"rollout_strategy": "consistent" if self.strategy == "consistent" else "partial"}
         if self.pool is not None:
             options |= {
-                "max_staleness": int(self.staleness) - self.lags,
+                "max_staleness": int(self.staleness) - self.is_behind,
                 "rollout_pool_size": self.pool,
                 "over_sampling_batch_size": self.pool // RESPONSES + 2 * GROUPS,
             }
@@ -163,6 +173,7 @@ def usual_steps(task: Task, *, rate_factor: float, updates: int) -> int:
 def named_rows() -> dict[str, dict[str, str]]:
     """Name on the command line -> strategy, staleness and correction."""
     rows = {name: (name, "0", "none") for name in (ON_POLICY, AGAIN)}
-    stale = (row for row in product(STRATEGIES, STALENESS, CORRECTIONS) if row[:2] != (SEPARATE, DEFAULT))
+    stale = (row for row in product(STRATEGIES, STALENESS, CORRECTIONS) if row[0] != SEPARATE or row[1] > "1")
+    stale = (row for row in stale if row[:2] != (SEPARATE, DEFAULT))
     rows |= {"/".join(row): row for row in stale}
     return {name: dict(zip(("strategy", "staleness", "correction"), row, strict=True)) for name, row in rows.items()}

@@ -26,12 +26,11 @@ import torch
 
 from benchmarks.support.runs_file import RunsFile, claim
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo_lab.plan.systems import System
 
 from . import rows
 from .model import TinyTransformer, sample
-from .rows import AGAIN, GROUPS, RESPONSES, Row, usual_steps
-from .schedule import SampledRun, reward, scenario
+from .rows import Row, usual_steps
+from .schedule import SampledRun, reward
 from .tasks import TASKS, Task, held_out, to_tokens
 from .training import Learner, compose_run
 from .warm_start import warm_model
@@ -39,12 +38,12 @@ from .warm_start import warm_model
 _EXERCISES = 512
 LATE = 3  # validations, of which `accuracy` is the mean
 _AGES = ("staleness_mean", "off_policy", "k3_kl", "k3_of_1")
-_MEASURED = (*_AGES, "ess_ratio", "entropy", "clipped", "gradient", "length")
+MEASURED = (*_AGES, "ess_ratio", "entropy", "clipped", "gradient", "length")
 WARM = Path("outputs", "learning", "warm")
 
 
 def every(steps: int) -> int:
-    """Steps between two validations of a run: ten of them, or more where that would be more than ten steps."""
+    """Steps between two validations of a run: a tenth of it, but ten at most."""
     return min(steps // 10, 10) or 1
 
 
@@ -62,10 +61,7 @@ def train(row: Row, model: TinyTransformer) -> Iterator[dict[str, float]]:
     ever valid any more.
     """
     learner = Learner(model, compose_run(row.overrides))
-    where = scenario(row.shape, batch=GROUPS, n=RESPONSES, places=row.places)
-    system = System(name=row.strategy, overrides=row.scheduling)
-    noise = row.seed + 1000 * (row.strategy == AGAIN)
-    run = SampledRun(where, system, row.shape, model, seed=row.seed, noise=noise, lags=row.lags, keeps_kv=row.keeps_kv)
+    run = SampledRun(row, model)
     for step in range(1, row.steps + 1):
         try:
             done = run.step()
@@ -79,26 +75,27 @@ def train(row: Row, model: TinyTransformer) -> Iterator[dict[str, float]]:
 
 
 def figures(row: Row, *, curves: Path) -> dict[str, Any]:
-    """One run's columns, and its curves."""
+    """One run's columns, and its curves. A run that ends early is judged by the model that it leaves."""
     began_s = time.process_time()
     model = warm_model(row.shape, row.seed, WARM)
     model.compile_parts()
     before, warm_s = accuracy(model, row.shape, seed=0), time.process_time() - began_s
     measured = list(train(row, model))
+    late = LATE
+    if measured and len(measured) < row.steps:
+        measured[-1]["accuracy"], late = accuracy(model, row.shape, seed=row.steps), 1
     validated = [one for one in measured if "accuracy" in one]
     _write_curves(row, round(before, 4), validated, curves)
-    ended_early = len(measured) < row.steps  # what it validated before it broke down would praise it
-    late = (
-        [accuracy(model, row.shape, seed=row.steps)] if ended_early else [one["accuracy"] for one in validated[-LATE:]]
-    )
     ages = sorted({name for one in measured for name in one if name.startswith("k3_of_")}, key=lambda n: int(n[6:]))
+    quarters = [[one for one in measured if q < 4 * one["step"] / row.steps <= q + 1] for q in range(2)]
     return {
         "accuracy_before": round(before, 4),
-        "accuracy": round(fmean(late), 4),
+        "accuracy": round(fmean(one["accuracy"] for one in validated[-late:]) if validated else before, 4),
         "steps_done": len(measured),
         "staleness_max": int(max((one["staleness_max"] for one in measured), default=0)),
-        **{name: _mean(measured, name) for name in _MEASURED},
+        **{name: _mean(measured, name) for name in MEASURED},
         "k3_by_age": " ".join(f"{name[6:]}:{_mean(measured, name)}" for name in ages),
+        **{f"k3_quarter_{q}": _mean(quarter, "k3_kl") for q, quarter in enumerate(quarters, start=1)},
         "cpu_s": round(time.process_time() - began_s - warm_s, 1),
     }
 
@@ -112,7 +109,7 @@ def _mean(measured: list[dict[str, float]], name: str) -> str:
 def _write_curves(row: Row, before: float, validated: list[dict[str, float]], file: Path) -> None:
     """Append the measures of the validated steps, each the step's own."""
     cell = {name: str(value) for name, value in asdict(row).items()} | {"accuracy_before": str(before)}
-    columns = [*cell, "step", "accuracy", "reward", "valid", *_MEASURED, "ratio_max"]
+    columns = [*cell, "step", "accuracy", "reward", "valid", *MEASURED, "ratio_max"]
     lines = pd.DataFrame([cell | one for one in validated], columns=columns)
     with claim(file):
         lines.to_csv(file, mode="a", header=not file.exists(), index=False, float_format="%.4g")

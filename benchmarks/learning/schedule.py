@@ -1,13 +1,13 @@
 """Which policy version samples which token: the planner's simulation of the production scheduler, whose answers a real
 model gives.
 
-When groups enter a round, every trajectory that has not ended goes on with the round's weights, some tokens at a time
-as the engines come to need them. The scheduler decides on its virtual clock how many of these tokens are generated
-before the round stops. The others have not happened: the next round samples anew from what was kept.
+When a round's first request comes, every trajectory that has not ended goes on with the round's weights, some tokens at
+a time as the engines come to need them. The scheduler decides on its virtual clock how many of these tokens are
+generated before the round stops. The others have not happened: the next round samples anew from what was kept.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import count
@@ -27,6 +27,7 @@ from recipe.async_dapo_lab.plan.systems import System
 from recipe.async_dapo_lab.plan.workload import ANSWERS, Answers, Workload
 
 from .model import Continuation, Kept, Sampling, TinyTransformer
+from .rows import RESPONSES, Row
 from .tasks import END, Exercise, Task, to_text, to_tokens
 
 _BLOCK_TOK = 8  # that are sampled before the scheduler asks for more
@@ -47,15 +48,21 @@ class Sampled:
 
 @dataclass(slots=True, kw_only=True)
 class _ModelAnswers:
-    """In the place of `Answers`: what the model answers under the weights of this round, as far as it was sampled."""
+    """In the place of `Answers`: what the model answers under the weights of this round, as far as it was sampled.
+
+    Attributes:
+        begin: samples what all groups of the round begin with, if that was not done.
+    """
 
     number: int
     exercise: Exercise
     prompt: list[int]
     sampled: list[Continuation]
+    begin: Callable[[], None]
 
     @property
     def response_lens_tok(self) -> list[int]:
+        self.begin()
         return [len(one.tokens) for one in self.sampled]
 
     @property
@@ -66,11 +73,11 @@ class _ModelAnswers:
 class _Exercises(Workload):
     """Groups of a task's exercises in place of simulated ones."""
 
-    def __init__(self, scenario: Scenario, task: Task, seed: int) -> None:
+    def __init__(self, scenario: Scenario, task: Task, seed: int, begin: Callable[[], None]) -> None:
         n, limit_tok = scenario.rollout_n, scenario.max_response_length
         super().__init__(scenario.lengths, scenario.valid_share, n=n, limit_tok=limit_tok, seed=seed)
         self._task, self._rng, self._sessions = task, random.Random(f"{task.name}-{seed}"), range(n)
-        self._numbers = count(1)
+        self._numbers, self._begin = count(1), begin
 
     def draw(self, count: int, step: int) -> list[PromptGroup]:
         return [self._group(step) for _ in range(count)]
@@ -78,7 +85,8 @@ class _Exercises(Workload):
     def _group(self, step: int) -> PromptGroup:
         exercise, number = self._task.exercise(self._rng, held_out=False), next(self._numbers)
         sampled = [Continuation() for _ in self._sessions]
-        answers = _ModelAnswers(number=number, exercise=exercise, prompt=to_tokens(exercise.prompt), sampled=sampled)
+        prompt = to_tokens(exercise.prompt)
+        answers = _ModelAnswers(number=number, exercise=exercise, prompt=prompt, sampled=sampled, begin=self._begin)
         uid, own = f"prompt-{number}", [Trajectory(session_id=i) for i in self._sessions]
         return PromptGroup(uid=uid, key=uid, prompt={ANSWERS: answers}, drawn_at_step=step, trajectories=own)
 
@@ -86,91 +94,81 @@ class _Exercises(Workload):
         """A restarted group has no tokens that it could go on from."""
 
 
-def scenario(task: Task, *, batch: int, n: int, places: int) -> Scenario:
+def _scenario(row: Row) -> Scenario:
     """Engines that all of the pool runs in at once; seconds do not matter, since every request gets a token a step."""
     return Scenario(
         model=load_model("qwen3-0.6b"),
         accelerator=ACCELERATORS["h100"],
         num_servers=2,
-        max_num_seqs=-(-places // 2),
-        train_batch_size=batch,
-        rollout_n=n,
-        max_response_length=task.limit_tok,
-        prompt_len_tok=task.prompt_tok,
+        max_num_seqs=-(-row.places // 2),
+        train_batch_size=row.groups,
+        rollout_n=RESPONSES,
+        max_response_length=row.shape.limit_tok,
+        prompt_len_tok=row.shape.prompt_tok,
         lengths=LogNormalLengths(median_tok=1.0, sigma=0.0, correlation=0.0),
         valid_share=1.0,
     )
 
 
 class SampledRun(TrainingRun):
-    """Rounds of one system, answered by a model; step s samples with the weights as they are, which are version s - 1.
-
-    Args:
-        seed, noise: of the exercises, and of what the model answers.
-        keeps_kv: whether what goes on keeps its keys and values, and does not compute them anew.
-        lags: whether a step samples with the weights before those, which were the newest when it could begin.
+    """The rounds of a row, answered by a model; step s samples with the weights as they are, which are version s - 1.
 
     Attributes:
         trained: what the last step trains on, a group's trajectories next to each other.
     """
 
-    def __init__(
-        self,
-        where: Scenario,
-        system: System,
-        task: Task,
-        model: TinyTransformer,
-        *,
-        seed: int,
-        noise: int,
-        lags: bool = False,
-        keeps_kv: bool = False,
-    ) -> None:
-        super().__init__(where, system)
-        self._workload = _Exercises(where, task, seed)
-        self._task, self._model = task, model
-        self._lags, self._older = lags, deepcopy(model.state_dict())
-        self._generator = torch.Generator().manual_seed(noise)
+    def __init__(self, row: Row, model: TinyTransformer) -> None:
+        where = _scenario(row)
+        super().__init__(where, System(name=row.strategy, overrides=row.scheduling))
+        self._workload = _Exercises(where, row.shape, row.seed, self._begin)
+        self._row, self._task, self._model = row, row.shape, model
+        self._older = deepcopy(model.state_dict())  # a version before the newest
+        self._generator = torch.Generator().manual_seed(row.noise)
         self._kept: dict[str, list[Sampled]] = {}
         self._is_open = False
+        self._to_begin: list[PromptGroup] = []
         self._samplings: dict[tuple[int, int], tuple[Sampling, int]] = {}  # and its row, in this round
-        self._keeps_kv = keeps_kv
         self._kv: dict[tuple[int, int], list[Kept]] = {}  # of what earlier rounds began
         self.trained: list[Sampled] = []
         for engine in self._fleet.engines.values():
             engine.more_of = self._more_of
 
     def _simulate(self, groups: Sequence[PromptGroup]) -> SimulatedRound:
-        if not self._lags:
+        if not self._row.is_behind:
             return self._sampled_round(groups)
         newest = deepcopy(self._model.state_dict())
         self._model.load_state_dict(self._older)
-        simulated = self._sampled_round(groups)
-        self._model.load_state_dict(newest)
-        self._older = newest
-        return simulated
+        try:
+            return self._sampled_round(groups)
+        finally:
+            self._model.load_state_dict(newest)
+            self._older = newest
 
     def _sampled_round(self, groups: Sequence[PromptGroup]) -> SimulatedRound:
-        self._answer(groups)
-        self._is_open = True
+        self._to_begin, self._is_open = list(groups), True
         simulated = super()._simulate(groups)
         self._is_open = False
-        for group in simulated.unfinished if self._keeps_kv else ():
+        if self._row.keeps_kv:
+            self._keep_kv(simulated.unfinished)
+        self._samplings.clear()
+        return simulated
+
+    def _keep_kv(self, unfinished: Iterable[PromptGroup]) -> None:
+        for group in unfinished:
             answers: _ModelAnswers = group.prompt[ANSWERS]
             for one in (one for one in group.unfinished if one.generated_tok):
                 sampling, row = self._samplings[place := (answers.number, one.session_id)]
                 self._kv[place] = sampling.kept(row, self._task.prompt_tok + one.generated_tok - 1)
-        self._samplings.clear()
-        return simulated
 
     def _draw(self, count: int) -> list[PromptGroup]:
         groups = super()._draw(count)
         if self._is_open:
-            self._answer(groups)
+            self._to_begin += groups
         return groups
 
-    def _answer(self, groups: Iterable[PromptGroup]) -> None:
-        """Begin to continue what has not ended."""
+    def _begin(self) -> None:
+        """Begin to continue what has not ended. A round that needs nothing never comes here."""
+        groups, self._to_begin = self._to_begin, []
         anew, resumed = list[tuple[_ModelAnswers, int]](), list[tuple[_ModelAnswers, int]]()
         for group in groups:
             answers: _ModelAnswers = group.prompt[ANSWERS]
@@ -187,12 +185,11 @@ class SampledRun(TrainingRun):
 
     def _sample(self, rows: Sequence[tuple[_ModelAnswers, int]], *, resumes: bool) -> None:
         prompts, continued = [answers.prompt for answers, _ in rows], [answers.sampled[i] for answers, i in rows]
-        most_tok, places = (
-            [self._task.limit_tok - len(row.tokens) for row in continued],
-            [(a.number, i) for a, i in rows],
-        )
-        kv = [self._kv.pop(place) for place in places] if resumes else None
-        sampling = Sampling(self._model, prompts, continued, most_tok, self._generator, kept=kv, keeps=self._keeps_kv)
+        most_tok = [self._task.limit_tok - len(row.tokens) for row in continued]
+        places = [(answers.number, i) for answers, i in rows]
+        kept = [self._kv[place] for place in places] if resumes else None
+        keeps = self._row.keeps_kv
+        sampling = Sampling(self._model, prompts, continued, most_tok, self._generator, kept=kept, keeps=keeps)
         sampling.advance(_BLOCK_TOK)
         self._samplings |= {place: (sampling, row) for row, place in enumerate(places)}
 
@@ -217,7 +214,7 @@ class SampledRun(TrainingRun):
                 prompt=answers.prompt,
                 tokens=(own := answers.sampled[one.session_id]).tokens,
                 log_probs=own.log_probs,
-                versions=[max(0, version - self._lags) for version, count in one.stamps for _ in range(count)],
+                versions=[max(0, version - self._row.is_behind) for version, count in one.stamps for _ in range(count)],
                 reward=reward(answers.exercise, own.tokens),
             )
             for one in group.trajectories
@@ -226,6 +223,8 @@ class SampledRun(TrainingRun):
     def _measure(self, simulated: SimulatedRound, **kwargs: Any) -> StepMeasure:
         self.trained = [one for uid in simulated.summary.trained_uids for one in self._kept.pop(uid)]
         self._kept = {uid: self._kept[uid] for uid in self.pool.carried_uids}
+        numbers = {group.prompt[ANSWERS].number for group in self.pool.buffered}
+        self._kv = {place: kv for place, kv in self._kv.items() if place[0] in numbers}
         return super()._measure(simulated, **kwargs)
 
 

@@ -23,14 +23,13 @@ from benchmarks.learning import run as learning_run
 from benchmarks.learning import training as learning_training
 from benchmarks.learning.model import _DROP_EVERY, Continuation, Sampling, TinyTransformer, padded, sample
 from benchmarks.learning.rows import CORRECTIONS, DEFAULT, ON_POLICY, Row
-from benchmarks.learning.schedule import Sampled, SampledRun, scenario
+from benchmarks.learning.schedule import Sampled, SampledRun
 from benchmarks.learning.tasks import TASKS, Exercise, Task
 from benchmarks.learning.training import Learner, compose_run
 from benchmarks.support.runs_file import claim
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.training import one_update
 from recipe.async_dapo_lab.plan.measures import StepMeasure
-from recipe.async_dapo_lab.plan.systems import System
 
 from ..support import composed_runs
 
@@ -53,7 +52,6 @@ def the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, EVEN.name, EVEN)
     monkeypatch.setattr(learning_training, "compose_overrides", composed_runs.compose_run)  # the same, only faster
     monkeypatch.setattr(learning_rows, "GROUPS", 4)
-    monkeypatch.setattr(learning_run, "GROUPS", 4)
 
 
 def row_of(strategy: str, staleness: str, correction: str = "none") -> Row:
@@ -73,17 +71,7 @@ def steps_of(row: Row) -> Iterator[tuple[int, list[Sampled], dict[str, float], d
     """Step, what it trains on, its measures, and the models of all versions up to its own."""
     model = TinyTransformer(0)
     learner = Learner(model, compose_run(row.overrides))
-    where = scenario(EVEN, batch=4, n=8, places=row.pool or 64)
-    run = SampledRun(
-        where,
-        System(name="row", overrides=row.scheduling),
-        EVEN,
-        model,
-        seed=row.seed,
-        noise=row.seed,
-        lags=row.lags,
-        keeps_kv=row.keeps_kv,
-    )
+    run = SampledRun(row, model)
     versions = {}
     for step in range(1, STEPS + 1):
         versions[step - 1] = copy.deepcopy(model)
@@ -188,7 +176,8 @@ def test_kept_keys_and_values_stay_those_of_the_version_that_computed_them() -> 
     kept = [first.kept(i, 3 + length - 1) for i, length in enumerate(lengths)]
     Sampling(newer, prompts, rows, [5] * 3, torch.Generator().manual_seed(4), kept=kept).advance(5)
     for prompt, row, length in zip(prompts, rows, lengths, strict=True):
-        context, caches = prompt + row.tokens[:length], []
+        caches: list[tuple[Tensor, Tensor]] = []
+        context = prompt + row.tokens[:length]
         older(torch.tensor([context[:-1]]), caches)
         for at, (token, told) in enumerate(zip(row.tokens[length:], row.log_probs[length:], strict=True)):
             place = len(context) - 1 + at
@@ -243,8 +232,7 @@ def test_a_step_s_gradient_is_that_of_verl_s_worker(correction: str) -> None:
 def test_a_group_s_mixture_is_the_mean_of_its_members_schedules() -> None:
     row, model = row_of("partial", str(BOUND), "mixture"), TinyTransformer(0)
     learner, versions, mixed = Learner(model, compose_run(row.overrides)), dict[int, TinyTransformer](), 0
-    where = scenario(EVEN, batch=4, n=8, places=row.pool or 64)
-    run = SampledRun(where, System(name="row", overrides=row.scheduling), EVEN, model, seed=1, noise=1)
+    run = SampledRun(row, model)
     for step in range(1, STEPS + 1):
         versions[step - 1] = copy.deepcopy(model)
         run.step()
