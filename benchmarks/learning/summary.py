@@ -13,19 +13,24 @@ import pandas as pd
 
 from benchmarks.support import learning_curve
 
-from .rows import usual_steps
-from .tasks import QUICK_TASK
-from .tasks import TASKS as LABORATORY
+from .rows import ON_POLICY, usual_steps
+from .tasks import QUICK_TASK, TASKS
 
 FOLDER = Path(__file__).parents[2] / "assets" / "learning"
-ON_POLICY, DEFAULT = "on-policy", ("partial", "default", "decoupled")
-TASKS, OLDEST = ("addition", "tail 8", "sorting"), "tail 25"
+DEFAULT = ("partial", "default", "decoupled")
+JUDGED, OLDEST = ("addition", "tail 8", "sorting"), "tail 25"
 JOB = ["task", "rate_factor", "updates", "steps"]
 CELL = [*JOB, "strategy", "staleness", "correction"]
 SETTING, START = CELL[:-1], ["seed", "accuracy_before"]
 ROW = [*CELL, *START]
-MEANS = {"k3_kl": "nats_of_run", "k3_of_1": "per_version", "staleness_mean": "versions"}  # over a run's steps
-LATE = 0.9  # of on-policy's gain
+MEANS = {
+    "k3_quarter_1": "nats",
+    "k3_quarter_2": "nats_at_half",
+    "k3_kl": "nats_of_run",
+    "k3_of_1": "per_version",
+    "staleness_mean": "versions",
+}
+LATE_SHARE = 0.9  # of on-policy's gain
 SEEDS = 5  # of a target, the first ones; what later seeds say is left out
 FEW = 3  # below which an interval says nothing
 LOST, WITHIN = 0.3, 0.03  # accuracy below on-policy's
@@ -51,38 +56,32 @@ def compared(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
         gap: accuracy less on-policy's, at the end.
         mean_gap, half_gap: the same, mean over the validations, and over those of the second quarter.
         lost: whether a run is LOST below on-policy, mean over its second half.
-        nats: mean of a batch's k3(mu, pi_prox) in the run's first quarter, before what it leads to leads to more.
+        nats: mean of a batch's k3(mu, pi_prox) in the run's first quarter, before a failing run raises it.
         nats_at_half: the same in the second quarter.
         nats_of_run, per_version, versions: means over all steps of a batch's k3, of that of its tokens one version old,
             and of its staleness.
-        to_late: updates until LATE of on-policy's gain is reached, over on-policy's own; infinite if never.
+        to_late: updates until LATE_SHARE of on-policy's gain is reached, over on-policy's own; infinite if never.
     """
     is_first = runs["strategy"] == ON_POLICY
     reached = runs[is_first][[*JOB, *START, "accuracy"]].rename(columns={"accuracy": "reached"})
     pairs = runs[~is_first].rename(columns=MEANS).merge(reached, on=[*JOB, *START]).reset_index(drop=True)
-    by_row = {key: own.set_index("step").sort_index() for key, own in curves.groupby(ROW)}
-    empty = pd.DataFrame(columns=["accuracy", "k3_kl"], dtype=float)
-    return pairs.assign(gap=pairs["accuracy"] - pairs["reached"]).join(
-        pd.DataFrame(_over_time(pair, by_row, empty) for _, pair in pairs.iterrows())
-    )
+    by_row = {key: own.set_index("step")["accuracy"].sort_index() for key, own in curves.groupby(ROW)}
+    over_time = pd.DataFrame(_over_time(pair, by_row) for _, pair in pairs.iterrows())
+    return pairs.assign(gap=pairs["accuracy"] - pairs["reached"]).join(over_time)
 
 
-def _over_time(
-    pair: pd.Series, by_row: dict[tuple[object, ...], pd.DataFrame], empty: pd.DataFrame
-) -> dict[str, object]:
-    """A run that has ended early keeps what it had."""
-    own = by_row.get(tuple(pair[ROW]), empty)
-    beside = by_row[*pair[JOB], ON_POLICY, "0", "none", *pair[START]]["accuracy"]
-    before, share = pair["accuracy_before"], beside.index / pair["steps"]
-    curve = own["accuracy"].reindex(beside.index).ffill().fillna(before)
-    gaps, quarter = curve - beside, own.index / pair["steps"]
+def _over_time(pair: pd.Series, by_row: dict[tuple[object, ...], pd.Series]) -> dict[str, object]:
+    """A run that has ended early keeps the accuracy of its last model, or that of its first without any step."""
+    beside = by_row[*pair[JOB], ON_POLICY, "0", "none", *pair[START]]
+    own = by_row.get(tuple(pair[ROW]), pd.Series({0: pair["accuracy_before"]}))
+    curve = own.reindex(own.index.union(beside.index)).ffill().bfill().reindex(beside.index)
+    gaps, share = curve - beside, beside.index / pair["steps"]
+    before = pair["accuracy_before"]
     return {
         "mean_gap": gaps.mean(),
         "half_gap": gaps[(share > 0.25) & (share <= 0.5)].mean(),
         "lost": bool(gaps[share > 0.5].mean() <= -LOST),
-        "nats": own["k3_kl"][quarter <= 0.25].mean(),
-        "nats_at_half": own["k3_kl"][(quarter > 0.25) & (quarter <= 0.5)].mean(),
-        "to_late": _updates_over(curve, beside, before=before, target=before + LATE * (pair["reached"] - before)),
+        "to_late": _updates_over(curve, beside, before=before, target=before + LATE_SHARE * (pair["reached"] - before)),
     }
 
 
@@ -109,8 +108,8 @@ def law(pairs: pd.DataFrame) -> pd.DataFrame:
     for key, own in pairs.groupby(CELL):
         line = dict(zip(CELL, key, strict=True)) | {"seeds": len(own), "lost": own["lost"].sum()}
         line |= dict(zip(gaps, (*interval(own["gap"]), *interval(own["mean_gap"])), strict=True))
-        lines.append(line | own[["nats", *MEANS.values(), "to_late"]].median().to_dict())
-    columns = [*CELL, "seeds", *gaps, "nats", *MEANS.values(), "to_late", "lost"]
+        lines.append(line | own[[*MEANS.values(), "to_late"]].median().to_dict())
+    columns = [*CELL, "seeds", *gaps, *MEANS.values(), "to_late", "lost"]
     return pd.DataFrame(lines, columns=columns).sort_values(["task", "nats"])
 
 
@@ -144,7 +143,7 @@ def by_setting(lines: pd.DataFrame) -> pd.DataFrame:
             "Of one version": own["per_version"],
             "At the end": [said(line) for _, line in own.iterrows()],
             "Over the whole run": [said(line, "mean_gap").partition(",")[0] for _, line in own.iterrows()],
-            f"Updates to {LATE:g} of the gain": own["to_late"].replace(math.inf, "never"),
+            f"Updates to {LATE_SHARE:g} of the gain": own["to_late"].replace(math.inf, "never"),
         }
     )
 
@@ -163,26 +162,31 @@ def others(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside_stack(runs: pd.DataFrame, curves: pd.DataFrame, stack: pd.DataFrame) -> pd.DataFrame:
-    """A row a bound: what is learned in the laboratory and on the real stack, on-policy, and less than on-policy.
+    """A row a bound: where the laboratory and the real stack end, on-policy, and by how much less from older tokens.
 
     Seeds of the two share nothing: runs are paired with the on-policy run of their own side, and the sides compared by
     their pooled deviation. Accuracies are those after the last step.
     """
-    ended = curves[(curves["task"] == QUICK_TASK) & (curves["step"] == curves["steps"])][[*ROW, "accuracy"]]
-    laboratory = runs.drop(columns="accuracy").merge(ended, on=ROW)
+    ended = curves[curves["step"] == curves["steps"]][[*ROW, "accuracy"]]
+    own = runs[
+        (runs["task"] == QUICK_TASK)
+        & runs["strategy"].isin([ON_POLICY, DEFAULT[0]])
+        & runs["correction"].isin(["none", DEFAULT[2]])
+    ]
+    laboratory = own.drop(columns="accuracy").merge(ended, on=ROW)
     sides = {}
     for name, own in {"laboratory": laboratory, "real stack": stack}.items():
         reached = own[own["staleness"] == "0"].set_index("seed")["accuracy"]
-        start = own["seed"].map(reached).where(own["staleness"] != "0", own["accuracy_before"])
-        sides[name] = own.assign(learned=own["accuracy"] - start).dropna(subset="learned").groupby("staleness")
+        beside = own["seed"].map(reached).where(own["staleness"] != "0", 0.0)
+        sides[name] = own.assign(ends=own["accuracy"] - beside).dropna(subset="ends").groupby("staleness")
     lines = []
     for staleness in sorted(stack["staleness"].unique()):
         ours, theirs = (sides[name].get_group(staleness) for name in ("laboratory", "real stack"))
-        free, apart = len(ours) + len(theirs) - 2, ours["learned"].mean() - theirs["learned"].mean()
-        pooled = sum(one["learned"].var() * (len(one) - 1) for one in (ours, theirs)) / free
+        free, apart = len(ours) + len(theirs) - 2, ours["ends"].mean() - theirs["ends"].mean()
+        pooled = sum(one["ends"].var() * (len(one) - 1) for one in (ours, theirs)) / free
         half = _T_975[free] * math.sqrt(pooled * (1 / len(ours) + 1 / len(theirs)))
         line = {"Bound": staleness, "Seeds": f"{len(ours)}, {len(theirs)}"}
-        for column, title in {"learned": "Learned", "staleness_mean": "Versions", "k3_kl": "Nats"}.items():
+        for column, title in {"ends": "Ends", "staleness_mean": "Versions", "k3_kl": "Nats"}.items():
             line[title] = f"{ours[column].mean():.2g}, {theirs[column].mean():.2g}"
         within = "no" if abs(apart) > half else "yes" if half <= WITHIN_STACK else "open: the interval is too wide"
         lines.append(line | {"Apart": f"{apart:+.3f} +- {half:.3f}", "Within": within})
@@ -190,19 +194,25 @@ def beside_stack(runs: pd.DataFrame, curves: pd.DataFrame, stack: pd.DataFrame) 
 
 
 def recommendation(lines: pd.DataFrame) -> str:
-    """Of each task, up to which bound the default correction is shown to keep level with on-policy."""
-    own = lines[(lines["correction"] == DEFAULT[2]) & (lines["seeds"] >= SEEDS) & (lines["strategy"] == DEFAULT[0])]
-    sentences = []
-    for task, some in own[(own["rate_factor"] == 1) & (own["updates"] == 1)].groupby("task"):
-        known = some.sort_values("versions")
-        level = known[~(known[["low", "mean_low"]].min(axis=1) < -WITHIN).cummax()]
-        furthest = (
-            f"up to bound {level.iloc[-1]['staleness']} ({level.iloc[-1]['nats']:.2g} nats)"
-            if len(level)
-            else "nowhere"
-        )
-        sentences.append(f"*{task}*: {furthest}")
-    return f"Level with on-policy within {WITHIN:g}, by all intervals: {'; '.join(sentences)}.\n"
+    """Up to which `max_staleness` the default correction is shown to keep level with on-policy, in every task."""
+    own = lines[(lines["correction"] == DEFAULT[2]) & (lines["strategy"] == DEFAULT[0]) & lines["task"].isin(JUDGED)]
+    own = own[(own["rate_factor"] == 1) & (own["updates"] == 1) & (own["staleness"] != DEFAULT[1])]
+    own = own.assign(bound=own["staleness"].astype(int)).sort_values(["bound", "task"])
+    level = own[(own["seeds"] >= SEEDS) & (own[["low", "mean_low"]].min(axis=1) >= -WITHIN)]
+    tasks = level.groupby("bound").size()
+    bounds = tasks.index[tasks == len(JUDGED)]
+    if bounds.empty:
+        return f"No `max_staleness` has {SEEDS} seeds of each task that are level with on-policy.\n"
+    shown, beyond = level[level["bound"] == bounds[-1]], own[own["bound"] > bounds[-1]]
+    worst, others = (
+        shown.loc[shown["low"].idxmin()],
+        [f"{_setting(line)} {said(line)}" for _, line in beyond.iterrows()],
+    )
+    return (
+        f"With `{DEFAULT[2]}` and tokens up to `async_dapo.max_staleness={bounds[-1]}` old, no task ended more than "
+        f"{WITHIN:g} below on-policy: worst {said(worst)} (95 %), k3 up to {shown['nats'].max():.2g} nats a token. "
+        f"Beyond: {'; '.join(others) or 'not run'}.\n"
+    )
 
 
 def _setting(line: pd.Series) -> str:
@@ -214,20 +224,20 @@ def _setting(line: pd.Series) -> str:
 
 
 def _is_usual(line: pd.Series) -> bool:
-    own = usual_steps(LABORATORY[line["task"]], rate_factor=line["rate_factor"], updates=line["updates"])
+    own = usual_steps(TASKS[line["task"]], rate_factor=line["rate_factor"], updates=line["updates"])
     return bool(line["steps"] == own)
 
 
 def targets(lines: pd.DataFrame) -> pd.DataFrame:
     """The worst setting of each target, or of the best correction where the target leaves it open."""
     usual = lines[(lines["strategy"] == DEFAULT[0]) & (lines["rate_factor"] == 1) & (lines["updates"] == 1)]
-    default = usual[usual["task"].isin(TASKS) & (usual["correction"] == DEFAULT[2])]
+    default = usual[usual["task"].isin(JUDGED) & (usual["correction"] == DEFAULT[2])]
     old = usual[(usual["task"] == OLDEST) & usual["staleness"].isin(["8", "16"])]
     whole = [own for _, own in old.groupby("correction") if len(own) == 2]
     best = max(whole, key=lambda own: own["low"].fillna(-math.inf).min(), default=old.iloc[:0])
     rows = [
-        ("defaults, three tasks", -0.02, default[default["staleness"] == DEFAULT[1]], len(TASKS)),
-        ("staleness up to 4, `decoupled`, three tasks", -WITHIN, default[default["staleness"] == "4"], len(TASKS)),
+        ("defaults, three tasks", -0.02, default[default["staleness"] == DEFAULT[1]], len(JUDGED)),
+        ("staleness up to 4, `decoupled`, three tasks", -WITHIN, default[default["staleness"] == "4"], len(JUDGED)),
         (f"staleness up to 8 and 16, tail 25, best correction of {len(whole)}, none lost", -0.05, best, 2),
     ]
     return pd.DataFrame(

@@ -12,7 +12,7 @@ from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from ...async_dapo.record import keys
 
 EVERY_STEPS = 10
-UNSTABLE_NATS = 0.01  # k3 of old tokens: Tinker's guide on RL hyperparameters calls training stable below it
+UNSTABLE_NATS = 0.01  # k3 between sampler and trainer below which Tinker's guide calls training stable
 VALIDATION_SHARE = f"share of {keys.VALIDATE_S}"  # in the time of steps and validations
 
 
@@ -74,16 +74,16 @@ RULES = (
         settles_after=10,  # until then long answers are on their way
     ),
     Rule(
+        key=keys.FRESH_K3_KL,
+        high=UNSTABLE_NATS,
+        above="engines do not sample from the trainer's policy; leave out engine_kwargs.vllm.kv_cache_dtype and "
+        "rollout.quantization, and compare rollout.dtype with what the trainer computes in",
+    ),
+    Rule(
         key=keys.K3_KL,
         high=UNSTABLE_NATS,
         above="old tokens differ too much from the policy; lower async_dapo.max_staleness or "
         "async_dapo.max_partial_share, or the learning rate",
-    ),
-    Rule(
-        key=keys.FRESH_K3_KL,
-        high=0.01,
-        above="engines do not sample from the trainer's policy; leave out engine_kwargs.vllm.kv_cache_dtype and "
-        "rollout.quantization, and compare rollout.dtype with what the trainer computes in",
     ),
     Rule(
         key=keys.WASTE_RATIO,
