@@ -59,14 +59,7 @@ EXAMPLES = {
     "tools/booking.py": "python",
     "tools/mcp_tool.py": "python",
 }
-LEARNED = (
-    "recommendation",
-    "on-policy",
-    "real stack",
-    "settings",
-    "corrections",
-    "alarm",
-)  # of docs/evidence/learning.md
+LEARNED = ("recommendation", "on-policy", "real stack", "settings", "alarm")  # of docs/evidence/learning.md
 AGENTS = ("agent_loop/guessing.py", "tools/booking.py", "tools/mcp_tool.py")  # shown in docs/agents.md
 
 
@@ -113,6 +106,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "equals measured": evidence.equals_measured,
         "drafts measured": evidence.drafts_measured,
         "learning": partial(evidence.learned, "learning"),
+        "corrections": partial(evidence.learned, "corrections"),
     },
 }
 

@@ -72,7 +72,7 @@ def tables(folder: Path = summary.FOLDER) -> dict[str, str]:
         "recommendation": summary.recommendation(lines),
         "on-policy": markdown(summary.on_policy(runs)),
         "settings": markdown(summary.by_setting(lines)),
-        "corrections": markdown(summary.others(pairs)),
+        "corrections": markdown(summary.corrections(lines)),
         "alarm": markdown(alarm.table(pairs)),
         "learning": markdown(targets),
         "real stack": "" if beside is None else markdown(beside),

@@ -114,8 +114,9 @@ def law(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def on_policy(runs: pd.DataFrame) -> pd.DataFrame:
-    """What each task's runs are compared with, one update a step: means over seeds."""
-    own = runs[(runs["strategy"] == ON_POLICY) & (runs["updates"] == 1)].groupby(["task", "learning_rate", "steps"])
+    """What each task's runs are compared with, at its own rate, one update a step: means over seeds."""
+    usual = (runs["rate_factor"] == 1) & (runs["updates"] == 1)
+    own = runs[usual & (runs["strategy"] == ON_POLICY)].groupby(["task", "learning_rate", "steps"])
     accuracy = own["accuracy"].agg(["mean", "std", "count"])
     accuracy.columns = ["accuracy after", "deviation over seeds", "seeds"]
     return own["accuracy_before"].mean().rename("accuracy before").to_frame().join(accuracy).reset_index()
@@ -134,8 +135,9 @@ def said(line: pd.Series, gap: str = "gap") -> str:
 
 
 def by_setting(lines: pd.DataFrame) -> pd.DataFrame:
-    """What a second on-policy run comes to, and the default correction: a row a setting, by nats."""
-    own = lines[(lines["staleness"] == "0") | (lines["correction"] == DEFAULT[2])].sort_values("nats")
+    """What a second on-policy run comes to, and the default correction: a row a setting of FEW seeds, by nats."""
+    own = lines[(lines["staleness"] == "0") | (lines["correction"] == DEFAULT[2])]
+    own = own[own["seeds"] >= FEW].sort_values("nats")
     return pd.DataFrame(
         {
             "Setting": [_setting(line) for _, line in own.iterrows()],
@@ -148,16 +150,14 @@ def by_setting(lines: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def others(pairs: pd.DataFrame) -> pd.DataFrame:
-    """A row a correction, a column a setting, by nats: accuracy less the default correction's of the same seeds."""
-    beside, is_default = [*SETTING, "seed"], pairs["correction"] == DEFAULT[2]
-    usual = pairs[is_default][[*beside, "accuracy"]].rename(columns={"accuracy": "usual"})
-    both = pairs[~is_default].merge(usual, on=beside)
-    lines = law(both.assign(gap=both["accuracy"] - both["usual"]))
-    lines = lines[lines["seeds"] > 1]
-    lines = lines.assign(cell=[said(line) for _, line in lines.iterrows()])
-    lines["setting"] = [_setting(line) for _, line in lines.iterrows()]
-    table = lines.pivot(index="correction", columns="setting", values="cell")[[*dict.fromkeys(lines["setting"])]]
+def corrections(lines: pd.DataFrame) -> pd.DataFrame:
+    """A row a correction, a column a setting, by nats, of two seeds or more, where several corrections were run."""
+    own = lines[(lines["staleness"] != "0") & (lines["seeds"] > 1)]
+    own = own[own.groupby(SETTING)["correction"].transform("nunique") > 1].sort_values("nats")
+    own = own.assign(
+        cell=[said(line) for _, line in own.iterrows()], setting=[_setting(line) for _, line in own.iterrows()]
+    )
+    table = own.pivot(index="correction", columns="setting", values="cell")[[*dict.fromkeys(own["setting"])]]
     return table.rename_axis(index="Correction", columns=None).reset_index()
 
 

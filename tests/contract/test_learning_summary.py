@@ -100,15 +100,18 @@ def test_the_recommendation_is_the_oldest_age_at_which_every_task_is_level() -> 
     assert said({"4": -0.1}) == said({"4": 0.0}, seeds=4) == said({"4": 0.0}, tasks=summary.JUDGED[:2])
 
 
-def test_corrections_are_compared_in_the_settings_and_seeds_that_both_have() -> None:
+def test_corrections_are_beside_each_other_in_settings_of_two_seeds() -> None:
     own = five_seeds(np.random.default_rng(0), {"default": 0.0, "4": -0.1})
     other = [row | {"correction": "bypass", "accuracy": row["accuracy"] + 0.05} for row in own if "staleness" in row]
     other[-1]["accuracy"] = 0.1
-    alone = {"staleness": "16", "correction": "bypass", "accuracy": 0.1}  # `decoupled` has no such run
-    [line] = summary.others(summary.compared(*runs_of(*own, *other, alone))).to_dict("records")
-    assert list(line) == ["Correction", "addition, bound default", "addition, bound 4"]
-    assert line["Correction"] == "bypass" and line["addition, bound default"] == "+0.050 +- 0.000"
-    assert line["addition, bound 4"].endswith(", 1 lost")
+    alone = {"staleness": "16", "correction": "bypass", "accuracy": 0.1}  # the only one of its setting
+    few = {"staleness": "4", "correction": "none", "accuracy": 0.1}
+    table = summary.corrections(law_of(*own, *other, alone, few)).set_index("Correction")
+    assert list(table.columns) == ["addition, bound default", "addition, bound 4"]
+    assert list(table.index) == ["bypass", "decoupled"]
+    assert table.loc["bypass", "addition, bound default"].startswith("+0.05")
+    assert table.loc["decoupled", "addition, bound 4"].startswith("-0.10")
+    assert table.loc["bypass", "addition, bound 4"].endswith(", 1 lost")
 
 
 def test_a_target_is_met_only_by_all_its_settings_with_all_seeds() -> None:
