@@ -4,8 +4,6 @@ The rule is the hint of a run's log and report, here on the second quarter's mea
 published, not chosen by these runs.
 """
 
-import math
-
 import pandas as pd
 
 from recipe.async_dapo_lab.report.health import UNSTABLE_NATS
@@ -37,23 +35,9 @@ def alarms(pairs: pd.DataFrame) -> dict[str, Share]:
     }
 
 
-def wilson(share: Share) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927); all of it where nothing was counted."""
-    count, of = share
-    if not of:
-        return 0.0, 1.0
-    z2, part = 1.96**2, count / of
-    middle, half = part + z2 / 2 / of, math.sqrt(z2 * (part * (1 - part) + z2 / 4 / of) / of)
-    return (middle - half) / (1 + z2 / of), (middle + half) / (1 + z2 / of)
-
-
 def table(pairs: pd.DataFrame) -> pd.DataFrame:
     """A row a kind of runs."""
-    rows = ((name, share, wilson(share)) for name, share in alarms(pairs).items())
-    return pd.DataFrame(
-        {"Runs": name, "Flagged": f"{told} of {of}", "95 %": f"{low:.2f} to {high:.2f}"}
-        for name, (told, of), (low, high) in rows
-    )
+    return pd.DataFrame({"Runs": name, "Flagged": f"{told} of {of}"} for name, (told, of) in alarms(pairs).items())
 
 
 def target(pairs: pd.DataFrame) -> dict[str, object]:

@@ -82,8 +82,8 @@ RULES = (
     Rule(
         key=keys.K3_KL,
         high=UNSTABLE_NATS,
-        above="old tokens differ too much from the policy; lower async_dapo.max_staleness or "
-        "async_dapo.max_partial_share, or the learning rate",
+        above="old tokens differ too much from the policy, unless staleness_0/k3_kl is as high; lower "
+        "async_dapo.max_staleness or async_dapo.max_partial_share, or the learning rate",
     ),
     Rule(
         key=keys.WASTE_RATIO,
