@@ -59,7 +59,7 @@ EXAMPLES = {
     "tools/booking.py": "python",
     "tools/mcp_tool.py": "python",
 }
-LEARNED = ("recommendation", "real stack", "settings", "alarm")  # of docs/evidence/learning.md
+LEARNED = ("recommendation", "settings", "alarm")  # of docs/evidence/learning.md
 AGENTS = ("agent_loop/guessing.py", "tools/booking.py", "tools/mcp_tool.py")  # shown in docs/agents.md
 
 
@@ -108,6 +108,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "learning": partial(evidence.learned, "learning"),
         "corrections": partial(evidence.learned, "corrections"),
         "on-policy runs": partial(evidence.learned, "on-policy"),
+        "real stack": partial(evidence.learned, "real stack"),
     },
 }
 

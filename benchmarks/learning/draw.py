@@ -23,7 +23,7 @@ _LINEAR = 0.05  # of the axis of gaps; beyond it is logarithmic
 
 
 def draw(lines: pd.DataFrame, path: Path) -> None:
-    """Filled places have an interval, which those with fewer than FEW seeds lack."""
+    """A panel a task. A setting of fewer than FEW seeds is hollow and has no interval."""
     tasks = lines["task"].unique()
     figure = Figure(figsize=(4.2 * len(tasks) + 2, 3.6), layout="constrained")
     axes = figure.subplots(1, len(tasks), sharex=True, sharey=True, squeeze=False)[0]

@@ -166,14 +166,14 @@ class Row:
 
 
 def usual_steps(task: Task, *, rate_factor: float, updates: int) -> int:
-    """As many as sum up to the task's learning rate times its steps, where a step learns more."""
+    """A run's steps: the task's, divided by how much more a step learns than at the task's rate and one update."""
     return round(task.steps / max(1.0, rate_factor * updates))
 
 
 def named_rows() -> dict[str, dict[str, str]]:
     """Name on the command line -> strategy, staleness and correction."""
     rows = {name: (name, "0", "none") for name in (ON_POLICY, AGAIN)}
-    stale = (row for row in product(STRATEGIES, STALENESS, CORRECTIONS) if row[0] != SEPARATE or row[1] > "1")
-    stale = (row for row in stale if row[:2] != (SEPARATE, DEFAULT))
-    rows |= {"/".join(row): row for row in stale}
+    too_young = {(SEPARATE, staleness) for staleness in (DEFAULT, "1")}  # nothing could be kept
+    stale = product(STRATEGIES, STALENESS, CORRECTIONS)
+    rows |= {"/".join(row): row for row in stale if row[:2] not in too_young}
     return {name: dict(zip(("strategy", "staleness", "correction"), row, strict=True)) for name, row in rows.items()}

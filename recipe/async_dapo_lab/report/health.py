@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
+from ...async_dapo.core.agreement import GOOD_NATS
 from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from ...async_dapo.record import keys
 
 EVERY_STEPS = 10
-UNSTABLE_NATS = 0.01  # k3 between sampler and trainer below which Tinker's guide calls training stable
+UNSTABLE_NATS = 0.01  # k3 of old tokens; below it Tinker's guide calls training stable
 VALIDATION_SHARE = f"share of {keys.VALIDATE_S}"  # in the time of steps and validations
 
 
@@ -75,7 +76,7 @@ RULES = (
     ),
     Rule(
         key=keys.FRESH_K3_KL,
-        high=UNSTABLE_NATS,
+        high=GOOD_NATS,
         above="engines do not sample from the trainer's policy; leave out engine_kwargs.vllm.kv_cache_dtype and "
         "rollout.quantization, and compare rollout.dtype with what the trainer computes in",
     ),
