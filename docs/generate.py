@@ -107,6 +107,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "drafts measured": evidence.drafts_measured,
         "learning": partial(evidence.learned, "learning"),
         "corrections": partial(evidence.learned, "corrections"),
+        "screening": partial(evidence.learned, "screening"),
         "on-policy runs": partial(evidence.learned, "on-policy"),
         "real stack": partial(evidence.learned, "real stack"),
     },

@@ -19,14 +19,17 @@ from . import alarm, summary
 # between sampler and trainer, old tokens and numerical error together. M2PO (arXiv:2510.01161) masks tokens until the
 # mean of (log r)^2, about twice k3, is below a limit: 0.04 in AReaL's examples/math/gsm8k_m2po.yaml.
 PUBLISHED = {"stable below, Tinker's guide": (UNSTABLE_NATS, ":"), "limit of M2PO in AReaL": (0.02, "--")}
+_ACROSS = 3  # panels
 _LINEAR = 0.05  # of the axis of gaps; beyond it is logarithmic
 
 
 def draw(lines: pd.DataFrame, path: Path) -> None:
-    """A panel a task. A setting of fewer than FEW seeds is hollow and has no interval."""
+    """A panel a task, the legend in the last one. A setting of fewer than FEW seeds is hollow and has no interval."""
     tasks = lines["task"].unique()
-    figure = Figure(figsize=(4.2 * len(tasks) + 2, 3.6), layout="constrained")
-    axes = figure.subplots(1, len(tasks), sharex=True, sharey=True, squeeze=False)[0]
+    depth = len(tasks) // _ACROSS + 1
+    figure = Figure(figsize=(4.2 * _ACROSS, 3.4 * depth), layout="constrained")
+    panels = figure.subplots(depth, _ACROSS, sharex=True, sharey=True, squeeze=False)
+    axes, free = panels.flat[: len(tasks)], panels.flat[len(tasks) :]
     names = sorted(lines["correction"].unique())
     for axis, task in zip(axes, tasks, strict=True):
         own = lines[lines["task"] == task]
@@ -51,10 +54,12 @@ def draw(lines: pd.DataFrame, path: Path) -> None:
         ticks = [0.05, 0, -0.05, -0.1, -0.3, -1]
         axis.set_yticks(ticks, map(str, ticks))
         axis.set_title(task)
-        axis.set_xlabel("staleness, k3(mu, pi_prox) [nats a token]")
-    axes[0].set_ylabel("accuracy less on-policy's")
+    figure.supxlabel("staleness, k3(mu, pi_prox) [nats a token]", fontsize="medium")
+    figure.supylabel("accuracy less on-policy's", fontsize="medium")
+    for axis in free:
+        axis.axis("off")
     named = {label: drawn for axis in axes for drawn, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(named.values(), named.keys(), loc="outside right upper", fontsize=8)
+    free[-1].legend(named.values(), named.keys(), loc="center", fontsize=8)
     figure.savefig(path, dpi=120)
 
 
@@ -62,7 +67,7 @@ def tables(folder: Path = summary.FOLDER) -> dict[str, str]:
     """What a folder's runs come to, by the names that the pages have for it."""
     runs, curves = summary.read(folder)
     pairs = summary.compared(runs, curves)
-    lines = summary.law(pairs)
+    lines, over = summary.law(pairs), summary.law(summary.over_default(pairs))
     targets = pd.concat([summary.targets(lines), pd.DataFrame([alarm.target(pairs)])])
     stack = folder / "stack.csv"
     beside = (
@@ -72,7 +77,8 @@ def tables(folder: Path = summary.FOLDER) -> dict[str, str]:
         "recommendation": summary.recommendation(lines),
         "on-policy": markdown(summary.on_policy(runs)),
         "settings": markdown(summary.by_setting(lines)),
-        "corrections": markdown(summary.corrections(lines)),
+        "screening": markdown(summary.screening(over)),
+        "corrections": markdown(summary.decided(lines, over)),
         "alarm": markdown(alarm.table(pairs)),
         "learning": markdown(targets),
         "real stack": "" if beside is None else markdown(beside),

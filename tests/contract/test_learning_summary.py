@@ -1,5 +1,6 @@
 """What is made of the laboratory's runs, on runs of which the truth is known."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,18 +103,31 @@ def test_the_recommendation_is_the_oldest_age_at_which_every_task_is_level() -> 
     assert said({"4": -0.1}) == said({"4": 0.0}, seeds=4) == said({"4": 0.0}, tasks=summary.JUDGED[:2])
 
 
-def test_corrections_are_beside_each_other_in_settings_of_two_seeds() -> None:
-    own = five_seeds(np.random.default_rng(0), {"default": 0.0, "4": -0.1})
+def test_other_corrections_are_beside_the_default_one_with_the_same_start() -> None:
+    """On-policy differs between seeds by far more than corrections do."""
+    job = {name: value for name, value in summary.SCREENED.items() if name != "strategy"}
+    own = five_seeds(np.random.default_rng(0), {"default": 0.0, "4": -0.1}, **job)
     other = [row | {"correction": "bypass", "accuracy": row["accuracy"] + 0.05} for row in own if "staleness" in row]
-    other[-1]["accuracy"] = 0.1
-    alone = {"staleness": "16", "correction": "bypass", "accuracy": 0.1}  # the only one of its setting
-    few = {"staleness": "4", "correction": "none", "accuracy": 0.1}
-    table = summary.corrections(law_of(*own, *other, alone, few)).set_index("Correction")
-    assert list(table.columns) == ["addition, bound default", "addition, bound 4"]
-    assert list(table.index) == ["bypass", "decoupled"]
-    assert table.loc["bypass", "addition, bound default"].startswith("+0.05")
-    assert table.loc["decoupled", "addition, bound 4"].startswith("-0.10")
-    assert table.loc["bypass", "addition, bound 4"].endswith(", 1 lost")
+    few = [row | {"correction": "gspo", "accuracy": row["accuracy"] - 0.2} for row in own[2::3][:2]]
+    alone = other[0] | {"staleness": "16"}  # without a run with the default one
+    elsewhere = other[0] | {"accuracy_before": 0.2}  # from another first model, without either
+    pairs = summary.compared(*runs_of(*own, *other, *few, alone, elsewhere))
+    lines, over = summary.law(pairs), summary.law(summary.over_default(pairs))
+    screened = summary.screening(over).set_index("Correction")
+    assert screened.loc["bypass"].to_dict() == dict.fromkeys(["Bound 4", "Bound default"], "+0.050 +- 0.000")
+    assert screened.loc["gspo"].to_dict() == {"Bound 4": "-0.200/-0.200", "Bound default": ""}
+    table = summary.decided(lines, over)
+    assert list(table["Setting"]) == ["sorting, bound default, 4x rate", "sorting, bound 4, 4x rate"]
+    assert list(table["`bypass` less `decoupled`"]) == ["+0.050 +- 0.000"] * 2 and "gspo" not in str(table.columns)
+    assert table["`decoupled` less on-policy"].str.partition(" ")[0].astype(float).round(1).to_list() == [0.0, -0.1]
+
+
+def test_only_seeds_that_were_planned_count(tmp_path: Path) -> None:
+    runs, curves = runs_of(*({"seed": seed} for seed in (0, 4, 5, 9, 10, 14, 15, 100)))
+    runs.to_csv(tmp_path / "runs.csv")
+    curves.to_csv(tmp_path / "curves.csv")
+    for table in summary.read(tmp_path):
+        assert set(table["seed"]) == {0, 4, 10, 14}
 
 
 def test_a_target_is_met_only_by_all_its_settings_with_all_seeds() -> None:

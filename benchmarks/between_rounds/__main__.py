@@ -1,5 +1,0 @@
-"""`python -m benchmarks.between_rounds`"""
-
-from .run import main
-
-main()

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.mini_batches`"""
-
-from .run import main
-
-main()
