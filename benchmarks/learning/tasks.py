@@ -46,8 +46,8 @@ class Task:
         limit_tok: of a response, its end token included [tokens].
         learning_rate: with which the on-policy run gets from below 0.3 to above 0.85 in `steps`. Found with seed 100:
             additions 0.88 after 140 steps at 4e-5; tail 8 0.59 after 160 steps at 1e-4, 0.80 at 2e-4; sorting 0.90
-            after 200 at 3e-4. Seeds of tail 25 differ: 100 and 101 have 0.56 and 0.86 after 250 steps at 1e-4, 100 has
-            0.67 at 2e-4 and 0.81 after 200 at 4e-4, with which seed 0 is at 0.88 after 50.
+            after 200 at 3e-4. Seeds of tail 25 differ: after 250 steps 100 and 101 have 0.67 and 0.92 at 2e-4, 0.56 and
+            0.86 at 1e-4; seed 0 has 0.88 after 50 at 4e-4.
         steps: of a run.
         warm_updates: of the supervised start, with up to `warm_start.BATCH_TOK` tokens each.
     """
