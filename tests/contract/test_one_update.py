@@ -1,5 +1,5 @@
 """One pass over the batch, on verl's FSDP worker (CPU, float32): the parameters after a step of Adam are bitwise those
-of two passes, and so are the metrics that both tell.
+of two passes, or under bypass those of verl's own update, and so are the metrics that both tell.
 """
 
 import os
@@ -51,6 +51,13 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         f"{MODEL}lora_alpha=8",
         "algorithm.rollout_correction.rollout_is=null",
     ),
+    "bypass": (
+        PACKED,
+        "algorithm.rollout_correction.bypass_mode=True",
+        f"{ACTOR}policy_loss.loss_mode=dppo_kl",
+        f"{ACTOR}clip_ratio_low=0.05",
+        f"{ACTOR}clip_ratio_high=0.05",
+    ),
 }
 
 
@@ -77,11 +84,11 @@ def make_batch(seed: int) -> TensorDict:
 
 
 def with_weights(data: TensorDict, proximal: Tensor, config: DictConfig) -> TensorDict:
-    """What the trainer leaves for the update after a pass of log-probs."""
-    data = data.clone(recurse=False)
-    data["old_log_probs"] = proximal
-    correction, mask = config.algorithm.rollout_correction, data["response_mask"].to_padded_tensor(0)
-    if correction.rollout_is is not None:
+    """What the trainer leaves for the update after a pass of log-probs, or under bypass."""
+    data, correction = data.clone(recurse=False), config.algorithm.rollout_correction
+    data["old_log_probs"] = data["rollout_log_probs"] if correction.bypass_mode else proximal
+    mask = data["response_mask"].to_padded_tensor(0)
+    if correction.rollout_is is not None and not correction.bypass_mode:
         log_ratio_BT = proximal.to_padded_tensor(0.0) - data["rollout_log_probs"].to_padded_tensor(0.0)
         weights_BT, _ = compute_rollout_correction_weights(log_ratio_BT, mask, rollout_is_threshold=2.0)
         lens = data["responses"].offsets().diff().tolist()
@@ -95,8 +102,8 @@ def expected_metrics(tokens: dict[str, Tensor], config: DictConfig) -> dict[str,
     log_ratio_N = proximal_N - tokens["rollout_log_probs"]
     metrics = importance_metrics(importance_sums(log_ratio_N, tokens["policy_versions"] >= NEWEST, mask_N))
     weights_N = log_ratio_N.exp().clamp(max=2.0)
-    means = {}
-    if config.algorithm.rollout_correction.rollout_is is not None:
+    means, correction = {}, config.algorithm.rollout_correction
+    if correction.rollout_is is not None and not correction.bypass_mode:
         means["rollout_corr/rollout_is_mean"] = weights_N
         means["rollout_corr/rollout_is_ratio_fraction_high"] = weights_N == 2.0
     if config.actor_rollout_ref.actor.loss_agg_mode == "token-mean":
@@ -143,16 +150,18 @@ class Rank:
 
 def check_variant(config: DictConfig) -> None:
     two, one = Rank(config), Rank(config)
-    data = make_batch(seed=1 + dist.get_rank())
+    data, bypasses = make_batch(seed=1 + dist.get_rank()), config.algorithm.rollout_correction.bypass_mode
     before = two.parameters()
     proximal, entropy = two.log_probs(data)
     complete = with_weights(data, proximal, config)
     expected, metrics = two.update(complete)
     assert max(float((a - b).abs().max()) for a, b in zip(expected, before, strict=True)) > 1e-3
-    found, own_metrics = one.update(data, **{one_update.FIELD: one_update.told(config, newest=NEWEST)})
+    given = complete if bypasses else data
+    found, own_metrics = one.update(given, **{one_update.FIELD: one_update.told(config, newest=NEWEST)})
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     own_metrics |= one_update.step_metrics(own_metrics)
-    tokens = {name: complete[name].values() for name in TOKENS} | {"entropy": entropy.values()}
+    tokens = {name: complete[name].values() for name in TOKENS}
+    tokens |= {"old_log_probs": proximal.values(), "entropy": entropy.values()}
     metrics |= expected_metrics(of_all_ranks(tokens), config)
     if config.actor_rollout_ref.actor.loss_agg_mode != "token-mean":
         del own_metrics["actor/entropy"]
@@ -173,6 +182,8 @@ def test_given_one_pass_when_a_step_is_trained_then_parameters_and_metrics_are_t
 
 
 def test_given_no_weights_when_their_threshold_is_a_band_then_its_upper_end_is_counted():
-    correction = {"rollout_is": None, "rollout_is_threshold": "0.5_5.0"}
+    correction = {"bypass_mode": False, "rollout_is": None, "rollout_is_threshold": "0.5_5.0"}
     config = OmegaConf.create({"algorithm": {"rollout_correction": correction}})
-    assert one_update.told(config, newest=1) == one_update.OneUpdate(weighs=False, threshold=5.0, newest=1)
+    assert one_update.told(config, newest=1) == one_update.OneUpdate(
+        bypasses=False, weighs=False, threshold=5.0, newest=1
+    )

@@ -13,6 +13,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from recipe.async_dapo import store
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.core.agreement import ENOUGH_TOK, LogProbsDisagree, NewestTokens, judge
+from recipe.async_dapo.training import one_update
 from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -46,6 +47,13 @@ class Actor:
         self.fields |= {"log_probs": nested(rows), "entropy": nested(rows)}
         return batch
 
+    def set_loss_fn(self, loss: Any) -> None:
+        self.loss = loss
+
+    def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
+        self.told = batch.extra_info.get(one_update.FIELD)
+        return {"metrics": {"mfu": 0.0}}
+
     def kv_batch_get(self, *, select_fields: list[str], **_: Any) -> TensorDict:
         return TensorDict({name: self.fields[name] for name in select_fields}, batch_size=2)
 
@@ -56,7 +64,7 @@ class Actor:
 
 @pytest.fixture
 def step(run, monkeypatch, caplog):
-    """Lets a trainer score a batch in a step: of which versions, and how far from the engines [nats]."""
+    """Lets a trainer score a batch in a step, and update: of which versions, how far from the engines [nats]."""
     caplog.set_level("WARNING", logger="recipe.async_dapo")  # vLLM's import sets the root logger to ERROR
     trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
 
@@ -70,9 +78,11 @@ def step(run, monkeypatch, caplog):
         trainer.options = AsyncDAPOConfig.from_hydra(trainer.config)
         wire_importance_sampling(trainer.config, trainer.options.importance_sampling)
         trainer.actor_rollout_wg = actor = Actor(versions, off, lens)
+        trainer._choose_passes()
         monkeypatch.setattr(trainer_base, "tq", actor)
         monkeypatch.setattr(store, "tq", actor)
         trainer._compute_old_log_prob(actor.batch, {})
+        trainer._update_actor(actor.batch, {})
         return actor
 
     return score
@@ -104,6 +114,18 @@ def test_under_bypass_the_engines_log_probs_count_after_the_trainer_s_have_been_
     assert actor.calls == 1 and torch.equal(
         actor.fields["old_log_probs"].values(), actor.fields["rollout_log_probs"].values()
     )
+
+
+@pytest.mark.parametrize("updates", [1, 2])  # epochs
+def test_under_bypass_the_update_of_a_step_with_one_measures_how_far_old_tokens_are(step, updates):
+    mode = ("async_dapo.importance_sampling=bypass", f"actor_rollout_ref.actor.ppo_epochs={updates}")
+    mode += tuple(f"{key}=1" for key in ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"))
+    mode += ("actor_rollout_ref.rollout.n=2",)
+    assert step(1, (0, 0), (0.01, 0.01), *mode).told is None  # a pass has measured
+    actor = step(2, (0, 1), (5.0, 5.0), *mode)
+    assert torch.equal(actor.fields["old_log_probs"].values(), actor.fields["rollout_log_probs"].values())
+    told = one_update.OneUpdate(bypasses=True, weighs=False, threshold=2.0, newest=1)
+    assert actor.calls == 0 and actor.told == (told if updates == 1 else None)
 
 
 def test_after_a_resume_old_tokens_do_not_count_and_the_first_step_with_new_ones_is_judged(step, caplog):

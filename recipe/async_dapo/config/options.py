@@ -405,11 +405,11 @@ def longest_trained_tok(config: DictConfig) -> int:
     return max(longest, actor.ppo_max_token_len_per_gpu) if actor.use_dynamic_bsz else longest
 
 
-def why_log_probs_first(config: DictConfig, options: AsyncDAPOConfig, *, has_dropout: bool = False) -> str | None:
-    """Why this run computes log-probs before each update; None where the update alone gives the same result."""
+def why_log_probs_first(config: DictConfig, mode: ImportanceSampling, *, has_dropout: bool = False) -> str | None:
+    """Why a run computes log-probs before each update; None where the update alone gives the same result."""
     correction = config.algorithm.rollout_correction
     return why_two_passes(
-        correction=options.importance_sampling,
+        correction=mode,
         updates=updates_of(config),
         weights=correction.rollout_is,
         threshold=correction.rollout_is_threshold,

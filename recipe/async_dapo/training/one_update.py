@@ -3,7 +3,8 @@
     r = pi_theta / pi_prox = 1, with the gradient of log pi_theta        w = min(pi_prox / mu, threshold), no gradient
 
 The loss is verl's own, of any kind: it finds pi_prox and the weights among its data, where a pass before the update
-would have left them. Metrics of the ratios are made of sums inside the loss, over micro-batches and ranks.
+would have left them; under bypass it finds mu. Metrics of the ratios are made of sums inside the loss, over
+micro-batches and ranks.
 """
 
 import math
@@ -35,11 +36,13 @@ class OneUpdate:
     """What the loss of such a batch has to know.
 
     Attributes:
+        bypasses: old log-probs stay the engines', those of mu; pi_prox is for metrics alone.
         weighs: tokens are weighted; else the weights are counted only.
         threshold: the largest weight.
         newest: policy version, that of pi_prox.
     """
 
+    bypasses: bool
     weighs: bool
     threshold: float
     newest: int
@@ -49,7 +52,8 @@ def told(config: DictConfig, *, newest: int) -> OneUpdate:
     correction = config.algorithm.rollout_correction
     limit = correction.rollout_is_threshold
     upper = math.inf if limit is None else float(str(limit).rpartition("_")[2])  # of a band, which `none` only counts
-    return OneUpdate(weighs=correction.rollout_is is not None, threshold=upper, newest=newest)
+    weighs = correction.rollout_is is not None and not correction.bypass_mode
+    return OneUpdate(bypasses=correction.bypass_mode, weighs=weighs, threshold=upper, newest=newest)
 
 
 def loss_of(config: DictConfig) -> Any:
@@ -67,7 +71,8 @@ def _loss(
     log_ratio_N, mask_N = proximal.values() - data["rollout_log_probs"].values(), data["response_mask"].values()
     weights_N = (log_ratio_N.clamp(-SAFETY_BOUND, SAFETY_BOUND).exp() * mask_N).clamp(max=told.threshold)
     data = data.clone(recurse=False)
-    data["old_log_probs"] = proximal
+    if not told.bypasses:
+        data["old_log_probs"] = proximal
     if told.weighs:
         data["rollout_is_weights"] = _in_rows(weights_N, proximal)
     value, metrics = ppo_loss(config, model_output, data, dp_group)

@@ -104,7 +104,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     _has_told_fields = False
     _has_judged_engines = False
     _newest = NewestTokens()  # of this life, until engines are judged
-    _can_take_one_pass = False  # the update computes old log-probs itself, once engines are judged
+    _can_take_one_pass = False  # the update computes pi_prox itself, once engines are judged
     _takes_one_pass = False  # so in this step
     _first_step = 1  # of this life
     _on_complete = CheckpointCallback()  # the user's
@@ -152,8 +152,10 @@ class AsyncDAPOTrainer(PPOTrainer):
                 "actor_rollout_ref.actor.shuffle=True: training ranks shuffle apart from each other and wait for the "
                 "slowest at each update; set it to False, with which each has equal work"
             )
-        why_two = why_log_probs_first(self.config, self.options, has_dropout=one_update.has_dropout(self.config))
-        self._can_take_one_pass = why_two is None and not self.config.algorithm.rollout_correction.bypass_mode
+        mode, has_dropout = self.options.importance_sampling, one_update.has_dropout(self.config)
+        why_two = why_log_probs_first(self.config, mode, has_dropout=has_dropout)
+        scored = ImportanceSampling.NONE if mode is ImportanceSampling.BYPASS else mode
+        self._can_take_one_pass = why_log_probs_first(self.config, scored, has_dropout=has_dropout) is None
         if self._can_take_one_pass:
             self.actor_rollout_wg.set_loss_fn(one_update.loss_of(self.config))
         log_phase(
@@ -312,12 +314,12 @@ class AsyncDAPOTrainer(PPOTrainer):
         """Until engines are judged, the trainer computes log-probs before every update, also where the update does so
         itself, and under bypass, where verl takes the engines'.
         """
+        bypasses = self.config.algorithm.rollout_correction.bypass_mode
         self._takes_one_pass = self._can_take_one_pass and self._has_judged_engines and self._has_one_update(batch)
-        if self._takes_one_pass:
+        if self._takes_one_pass and not bypasses:
             return batch
         if self._has_judged_engines:
             return super()._compute_old_log_prob(batch, metrics)
-        bypasses = self.config.algorithm.rollout_correction.bypass_mode
         with self._bypassing(False):
             batch = super()._compute_old_log_prob(batch, metrics)
         self._newest += newest_tokens(batch, step=self.global_steps, whole_only=self.options.has_old_kv)
