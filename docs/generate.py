@@ -59,7 +59,7 @@ EXAMPLES = {
     "tools/booking.py": "python",
     "tools/mcp_tool.py": "python",
 }
-LEARNED = ("recommendation", "settings", "alarm")  # of docs/evidence/learning.md
+LEARNED = ("recommendation", "alarm")  # of docs/evidence/learning.md
 AGENTS = ("agent_loop/guessing.py", "tools/booking.py", "tools/mcp_tool.py")  # shown in docs/agents.md
 
 
@@ -106,6 +106,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "equals measured": evidence.equals_measured,
         "drafts measured": evidence.drafts_measured,
         "learning": partial(evidence.learned, "learning"),
+        "settings": partial(evidence.learned, "settings"),
         "corrections": partial(evidence.learned, "corrections"),
         "screening": partial(evidence.learned, "screening"),
         "on-policy runs": partial(evidence.learned, "on-policy"),

@@ -33,7 +33,7 @@ from .rows import Row, usual_steps
 from .schedule import SampledRun, reward
 from .tasks import TASKS, Task, held_out, to_tokens
 from .training import Learner, compose_run
-from .warm_start import warm_model
+from .warm_start import fingerprint, warm_model
 
 _EXERCISES = 512
 LATE = 3  # validations, of which `accuracy` is the mean
@@ -79,17 +79,18 @@ def figures(row: Row, *, curves: Path) -> dict[str, Any]:
     began_s = time.process_time()
     model = warm_model(row.shape, row.seed, WARM)
     model.compile_parts()
-    before, warm_s = accuracy(model, row.shape, seed=0), time.process_time() - began_s
+    before, warm_s = round(accuracy(model, row.shape, seed=0), 4), time.process_time() - began_s
+    start = {"start": fingerprint(model), "accuracy_before": before}
     measured = list(train(row, model))
     late = LATE
     if measured and len(measured) < row.steps:
         measured[-1]["accuracy"], late = accuracy(model, row.shape, seed=row.steps), 1
     validated = [one for one in measured if "accuracy" in one]
-    _write_curves(row, round(before, 4), validated, curves)
+    _write_curves(asdict(row) | start, validated, curves)
     ages = sorted({name for one in measured for name in one if name.startswith("k3_of_")}, key=lambda n: int(n[6:]))
     quarters = [[one for one in measured if q < 4 * one["step"] / row.steps <= q + 1] for q in range(2)]
     return {
-        "accuracy_before": round(before, 4),
+        **start,
         "accuracy": round(fmean(one["accuracy"] for one in validated[-late:]) if validated else before, 4),
         "steps_done": len(measured),
         "staleness_max": int(max((one["staleness_max"] for one in measured), default=0)),
@@ -106,9 +107,9 @@ def _mean(measured: list[dict[str, float]], name: str) -> str:
     return f"{fmean(values):.4g}" if values else ""
 
 
-def _write_curves(row: Row, before: float, validated: list[dict[str, float]], file: Path) -> None:
+def _write_curves(cell: dict[str, Any], validated: list[dict[str, float]], file: Path) -> None:
     """Append the measures of the validated steps, each the step's own."""
-    cell = {name: str(value) for name, value in asdict(row).items()} | {"accuracy_before": str(before)}
+    cell = {name: str(value) for name, value in cell.items()}
     columns = [*cell, "step", "accuracy", "reward", "valid", *MEASURED, "ratio_max"]
     lines = pd.DataFrame([cell | one for one in validated], columns=columns)
     with claim(file):

@@ -1,8 +1,8 @@
 """What `runs.csv` and `curves.csv` come to: how much is lost by old tokens, over how stale they are in nats.
 
 A run is compared with the on-policy run of its task, learning rate, updates a step and seed: both start from the same
-model, which its first accuracy tells, draw the same prompts and are judged by the same exercises. Intervals are of 95 %
-over seeds, by Student's t.
+model, which its fingerprint and first accuracy tell, draw the same prompts and are judged by the same exercises.
+Intervals are of 95 % over seeds, by Student's t.
 """
 
 import math
@@ -21,7 +21,7 @@ DEFAULT = ("partial", "default", "decoupled")
 JUDGED, OLDEST = ("addition", "tail 8", "sorting"), "tail 25"
 JOB = ["task", "rate_factor", "updates", "steps"]
 CELL = [*JOB, "strategy", "staleness", "correction"]
-SETTING, START = CELL[:-1], ["seed", "accuracy_before"]
+SETTING, START = CELL[:-1], ["seed", "start", "accuracy_before"]
 ROW = [*CELL, *START]
 GAPS = ["gap", "mean_gap"]
 MEANS = {
@@ -47,7 +47,8 @@ def read(folder: Path = FOLDER) -> tuple[pd.DataFrame, pd.DataFrame]:
 
     Runs of other lengths than the usual ones are trials, and left out.
     """
-    runs, curves = (pd.read_csv(folder / name, dtype={"staleness": str}) for name in ("runs.csv", "curves.csv"))
+    text = {"staleness": str, "start": str}
+    runs, curves = (pd.read_csv(folder / name, dtype=text).fillna({"start": ""}) for name in ("runs.csv", "curves.csv"))
     runs, curves = (table[table["seed"].isin(PLANNED) & table.apply(_is_usual, axis=1)] for table in (runs, curves))
     return runs.drop_duplicates(ROW, keep="last"), curves.drop_duplicates([*ROW, "step"], keep="last")
 

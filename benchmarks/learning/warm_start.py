@@ -2,6 +2,7 @@
 
 import os
 import random
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,12 @@ def warm_model(task: Task, seed: int, folder: Path) -> TinyTransformer:
     torch.save(model.state_dict(), part)
     part.replace(file)
     return model
+
+
+def fingerprint(model: TinyTransformer) -> str:
+    """Of the weights. A seed's warm start has others on another kind of machine, mostly with another accuracy."""
+    weights = model.state_dict().values()
+    return f"{zlib.crc32(b''.join(one.numpy().tobytes() for one in weights)):08x}"
 
 
 def _imitate(model: TinyTransformer, task: Task, seed: int) -> None:
