@@ -20,7 +20,7 @@ from recipe.async_dapo import store
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ImportanceSampling
 from recipe.async_dapo.startup.rules import check_options
-from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
+from recipe.async_dapo.training.importance_sampling import mixture_token_log_probs, wire_importance_sampling
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.ranks import nested
@@ -274,6 +274,17 @@ def test_withheld_tokens_leave_the_number_that_the_loss_is_divided_by_unless_the
     overrides = [f"actor_rollout_ref.{each}" for each in cut]
     loss(mode, *overrides, oldest_version=1, policy_versions=versions)
     assert [int(mask_T.sum()) for mask_T in store.tq.fields["loss_mask"].unbind()] == counted
+
+
+def test_a_mixture_of_log_probs_that_are_no_numbers_ends_the_run(loss, monkeypatch) -> None:
+    """It is no batch with fewer than two tokens, whose steps are left out."""
+
+    def of_nan(*_: Any, **__: Any) -> torch.Tensor:
+        return mixture_token_log_probs(torch.full((1, 1, 1), math.nan), torch.ones(1), torch.ones(1, 1))
+
+    monkeypatch.setattr(Mixture, "log_probs", of_nan)
+    with pytest.raises(ValueError, match="NaN or positive"):
+        loss(MIXTURE)
 
 
 def test_a_ratio_that_is_not_finite_is_counted_and_the_run_goes_on(loss) -> None:

@@ -75,13 +75,16 @@ mixture async_dapo.max_staleness=null -> async_dapo.max_staleness=4
 mixture actor.strategy=fsdp -> decoupled
 bypass correction.rollout_is=token -> correction.loss_type=reinforce
 bypass actor.policy_loss.loss_mode=gpg -> decoupled
+actor.policy_loss.loss_mode=dppo_tv actor.clip_ratio_low=0.15 -> actor.ppo_mini_batch_size=2
+bypass actor.policy_loss.loss_mode=dppo_kl -> actor.clip_ratio_high=0.05
+actor.policy_loss.loss_mode=dro -> ++actor.policy_loss.dro_beta=0.1
 bypass mask actor.policy_loss.loss_mode=gspo -> actor.policy_loss.loss_mode=vanilla
 bypass mask async_dapo.max_tokens_per_round=4 -> async_dapo.max_staleness=null
 none correction.rollout_is=token -> decoupled
 none mask -> correction.rollout_rs=null
 correction.bypass_mode=True decoupled -> bypass
 correction.loss_type=reinforce -> correction.loss_type=ppo_clip
-actor.policy_loss.loss_mode=bypass_mode -> bypass
+bypass actor.policy_loss.loss_mode=bypass_mode -> actor.policy_loss.loss_mode=vanilla
 bypass correction.loss_type=reinforce -> correction.rollout_is=token
 mixture correction.rollout_is_threshold=null -> correction.rollout_is_threshold=2.0
 correction.rollout_is_threshold=0.5_5 -> correction.rollout_is_threshold=0.5_5.0

@@ -67,6 +67,7 @@ _GPUS = {"training_gpus": training_gpus, "engine_gpus": engine_gpus, "gpus_per_e
 
 # They need a field that the V1 trainer never computes, and fail after the first rollout.
 UNSUPPORTED_ESTIMATORS = ("remax", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
+UNSUPPORTED_LOSSES = ("geo_mean",)  # its gradient grows with the number of micro batches
 KL_LOSSES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "low_var_kl+", "k3+")
 PENALISED_METRICS = ("reward", "seq_reward", "seq_final_reward")  # of the final reward, with the overlong penalty
 # Logger -> the package that it imports where training runs.
@@ -330,6 +331,18 @@ RULES: tuple[Rule, ...] = (
          "async_dapo.importance_sampling=decoupled, or set algorithm.rollout_correction.loss_type=reinforce"),
     Rule(_LOSS_MODE, lambda it: it.corrects(BYPASS) and it.get(_LOSS_MODE) == "gpg",
          "has no ratio, which is the correction in bypass mode; use async_dapo.importance_sampling=decoupled"),
+    Rule(_LOSS_MODE, lambda it: _is_dppo(it) and not it.corrects(BYPASS) and it.actor.ppo_epochs == 1
+         and it.actor.ppo_mini_batch_size == it.options.target_valid_groups,
+         "masks what has moved away from pi_prox, where a step's only update begins; set "
+         "async_dapo.importance_sampling=bypass"),
+    Rule(_ACTOR + "clip_ratio_high",
+         lambda it: _is_dppo(it) and (it.actor.clip_ratio_low, it.actor.clip_ratio_high) == (0.2, 0.28),
+         "is DAPO's limit of a ratio, and that of a divergence with this loss_mode; set it and clip_ratio_low, such as "
+         "0.05 for dppo_kl, 0.15 for dppo_tv"),
+    Rule(_ACTOR + "policy_loss.dro_beta",
+         lambda it: it.get(_LOSS_MODE) == "dro"
+         and not (isinstance(beta := it.actor.policy_loss.dro_beta, int | float) and beta > 0),
+         "loss_mode=dro fails without it after the first rollout; set a positive number, or another loss_mode"),
     Rule(_LOSS_MODE, lambda it: it.corrects(BYPASS) and needs_bypass_loss(it.correction)
          and it.get(_LOSS_MODE) not in ("vanilla", "bypass_mode", "gpg"),
          "is replaced by verl's bypass loss, which rollout_rs and loss_type=reinforce need; leave it at vanilla"),
@@ -346,9 +359,9 @@ RULES: tuple[Rule, ...] = (
          _CONTRADICTS + "set it to False, or importance_sampling to bypass"),
     Rule(_CORRECTION + "loss_type", lambda it: not it.corrects(BYPASS) and it.correction.loss_type != "ppo_clip",
          "acts with async_dapo.importance_sampling=bypass only; leave it at ppo_clip"),
-    Rule(_LOSS_MODE, lambda it: not it.corrects(BYPASS) and it.get(_LOSS_MODE) == "bypass_mode",
-         "would take recomputed log-probs for the behaviour policy's; leave it at vanilla, or set "
-         "async_dapo.importance_sampling=bypass"),
+    Rule(_LOSS_MODE, lambda it: it.get(_LOSS_MODE) == "bypass_mode"
+         and not (it.corrects(BYPASS) and needs_bypass_loss(it.correction)),
+         "takes old log-probs for the behaviour policy's, with options of its own; leave it at vanilla"),
     Rule(_CORRECTION + "rollout_is", lambda it: it.correction.loss_type == "reinforce"
          and it.correction.rollout_is is None and it.correction.rollout_rs is None,
          "loss_type=reinforce has no ratio of its own; set it to token, or rollout_rs to a mask"),
@@ -504,6 +517,10 @@ RULES: tuple[Rule, ...] = (
 # fmt: on
 
 
+def _is_dppo(it: Run) -> bool:
+    return str(it.get(_LOSS_MODE)).startswith("dppo_")
+
+
 def _masks(it: Run) -> list[str]:
     return [name.strip() for name in str(it.correction.rollout_rs or "").split(",") if name.strip()]
 
@@ -517,7 +534,7 @@ def _of(key: str, unless: str = _MODEL + "external_lib") -> Callable[[Run], list
 CHOICES: tuple[tuple[str, Callable[[Run], list[Any]], Iterable[str]], ...] = (
     ("trainer.logger", lambda it: listed(it.trainer.logger), Tracking.supported_backend),
     ("algorithm.adv_estimator", _of("algorithm.adv_estimator"), ADV_ESTIMATOR_REGISTRY.keys() - UNSUPPORTED_ESTIMATORS),
-    (_LOSS_MODE, _of(_LOSS_MODE), POLICY_LOSS_REGISTRY),
+    (_LOSS_MODE, _of(_LOSS_MODE), POLICY_LOSS_REGISTRY.keys() - UNSUPPORTED_LOSSES),
     (_ACTOR + "kl_loss_type", lambda it: [it.actor.kl_loss_type] if it.actor.use_kl_loss else [], KL_LOSSES),
     ("algorithm.kl_penalty", lambda it: [it.algorithm.kl_penalty] if it.algorithm.use_kl_in_reward else [], KL_LOSSES),
     (_CORRECTION + "loss_type", lambda it: [it.correction.loss_type], ("ppo_clip", "reinforce")),

@@ -91,6 +91,8 @@ from .tracking import extend, keep_metrics_file
 logger = logging.getLogger(__name__)
 
 _POLICY_ROLES = {Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.RefPolicy}
+# What verl says where an estimator whitens what it makes, which takes two tokens.
+_TOO_FEW_TOKENS = ("in the mask has to be 1", "sum of the mask is one")
 
 
 @register_trainer("async_dapo")
@@ -337,8 +339,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         """Behind it no token is taken out of the loss any more: the number that it is divided by is settled here."""
         try:
             batch = self._corrected_advantage(batch, metrics)
-        except ValueError as error:  # of estimators that whiten what they make, which takes two tokens
-            if "mask" not in str(error):
+        except ValueError as error:
+            if not any(text in str(error) for text in _TOO_FEW_TOKENS):
                 raise
             self._leave_all_out(batch)
         if self.replay_buffer.withheld_tok or self.config.algorithm.rollout_correction.rollout_rs is not None:
