@@ -247,7 +247,7 @@ def recommendation(lines: pd.DataFrame) -> str:
     return (
         f"With `{DEFAULT[2]}` and tokens up to `async_dapo.max_staleness={bound}` old, accuracy ended at most "
         f"{-shown['lowest'].min():.3f} below on-policy's in each of {len(JUDGED)} tasks (95 %, {SEEDS} seeds); k3 was "
-        f"up to {nats:.2g} nats a token. Its worst setting, with `partial`: {lowest['rate_factor']:g} times the "
+        f"up to {nats:.2g} nats a token. Its worst setting, with `partial`, was {lowest['rate_factor']:g} times the "
         f"learning rate and `max_staleness={lowest['staleness']}`: {said(lowest)}.\n"
     )
 
