@@ -77,6 +77,7 @@ bypass correction.rollout_is=token -> correction.loss_type=reinforce
 bypass actor.policy_loss.loss_mode=gpg -> decoupled
 actor.policy_loss.loss_mode=dppo_tv actor.clip_ratio_low=0.15 -> actor.ppo_mini_batch_size=2
 bypass actor.policy_loss.loss_mode=dppo_kl -> actor.clip_ratio_high=0.05
+actor.policy_loss.loss_mode=geo_mean -> actor.policy_loss.loss_mode=gspo
 actor.policy_loss.loss_mode=dro -> ++actor.policy_loss.dro_beta=0.1
 bypass mask actor.policy_loss.loss_mode=gspo -> actor.policy_loss.loss_mode=vanilla
 bypass mask async_dapo.max_tokens_per_round=4 -> async_dapo.max_staleness=null

@@ -67,7 +67,6 @@ _GPUS = {"training_gpus": training_gpus, "engine_gpus": engine_gpus, "gpus_per_e
 
 # They need a field that the V1 trainer never computes, and fail after the first rollout.
 UNSUPPORTED_ESTIMATORS = ("remax", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
-UNSUPPORTED_LOSSES = ("geo_mean",)  # its gradient grows with the number of micro batches
 KL_LOSSES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "low_var_kl+", "k3+")
 PENALISED_METRICS = ("reward", "seq_reward", "seq_final_reward")  # of the final reward, with the overlong penalty
 # Logger -> the package that it imports where training runs.
@@ -339,6 +338,8 @@ RULES: tuple[Rule, ...] = (
          lambda it: _is_dppo(it) and (it.actor.clip_ratio_low, it.actor.clip_ratio_high) == (0.2, 0.28),
          "is DAPO's limit of a ratio, and that of a divergence with this loss_mode; set it and clip_ratio_low, such as "
          "0.05 for dppo_kl, 0.15 for dppo_tv"),
+    Rule(_LOSS_MODE, lambda it: it.get(_LOSS_MODE) == "geo_mean",
+         "adds up means of micro batches, so that its gradient grows with their number; use gspo"),
     Rule(_ACTOR + "policy_loss.dro_beta",
          lambda it: it.get(_LOSS_MODE) == "dro"
          and not (isinstance(beta := it.actor.policy_loss.dro_beta, int | float) and beta > 0),
@@ -534,7 +535,7 @@ def _of(key: str, unless: str = _MODEL + "external_lib") -> Callable[[Run], list
 CHOICES: tuple[tuple[str, Callable[[Run], list[Any]], Iterable[str]], ...] = (
     ("trainer.logger", lambda it: listed(it.trainer.logger), Tracking.supported_backend),
     ("algorithm.adv_estimator", _of("algorithm.adv_estimator"), ADV_ESTIMATOR_REGISTRY.keys() - UNSUPPORTED_ESTIMATORS),
-    (_LOSS_MODE, _of(_LOSS_MODE), POLICY_LOSS_REGISTRY.keys() - UNSUPPORTED_LOSSES),
+    (_LOSS_MODE, _of(_LOSS_MODE), POLICY_LOSS_REGISTRY),
     (_ACTOR + "kl_loss_type", lambda it: [it.actor.kl_loss_type] if it.actor.use_kl_loss else [], KL_LOSSES),
     ("algorithm.kl_penalty", lambda it: [it.algorithm.kl_penalty] if it.algorithm.use_kl_in_reward else [], KL_LOSSES),
     (_CORRECTION + "loss_type", lambda it: [it.correction.loss_type], ("ppo_clip", "reinforce")),
