@@ -14,8 +14,8 @@ import inspect
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -26,7 +26,6 @@ import numpy as np
 
 from .core.journal import Call, WhenUnknown, call_digest
 from .core.routes import Routes
-from .core.step import Step
 from .core.trajectory import Attachment, BrokenRecord, RoundCounts, Segment, Trajectory, Turn
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,6 +46,9 @@ class Recorder:
 
     A loop that asks for another prompt than the recorded one (a tool that answers differently the second time), or
     ends before it, leaves the record there: what follows is generated anew, or belongs to nothing.
+
+    A loop may have several requests out at once. One that asks side by side (`is_side_by_side`) may ask in another
+    order when it runs again: its recorded turns are found by their prompts, and kept until the loop has ended.
     """
 
     trajectory: Trajectory
@@ -60,39 +62,87 @@ class Recorder:
     round_left_tok: float = math.inf  # tokens it may still generate in this round
     counts: RoundCounts = field(default_factory=RoundCounts)
     diverged_attachments: list[Attachment] = field(default_factory=list)  # of the dropped turns
-    step: Step = Step.LOOP
+    is_side_by_side: bool = False
+    rests: bool = False  # the round is over for the trajectory: neither a request nor a call may begin
+    interrupt: Callable[[], object] = lambda: None  # ends what waits for its loop in this round
     calls_s: float = 0.0  # of the calls whose answers the loop has, in whatever round they were made
     given_up: Exception | None = None  # why the trajectory cannot go on, even if its loop swallows errors
     shared_fields: dict[int, Any] = field(default_factory=dict)  # a `SharedFields` for each `agent_data.extra_fields`
     _same_calls: Counter[tuple[int, str, str]] = field(default_factory=Counter)  # asked for in this run of the loop
+    _requests_out: int = 0
+    _none_is_out: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._none_is_out.set()
 
     def begin_round(self, trajectory: Trajectory, *, runner: Any, limit_tok: int | None) -> None:
         """A loop starts, or goes on where it was suspended, with the record that has come back."""
-        self.trajectory, self.runner, self.step = trajectory, runner, Step.LOOP
+        self.trajectory, self.runner, self.rests = trajectory, runner, False
         self.round_left_tok = math.inf if limit_tok is None else limit_tok
         self.counts, self.diverged_attachments = RoundCounts(), []
 
-    @property
-    def rests(self) -> bool:
-        return self.step is Step.REST
-
     def stop(self) -> bool:
         """The round is over for the trajectory. Returns whether a request is out, which will come back by itself."""
-        is_out = self.step is Step.REQUEST
-        self.step = Step.REST
-        return is_out
+        self.rests = True
+        return self._requests_out > 0
+
+    @contextmanager
+    def request_out(self) -> Iterator[None]:
+        """While one of its requests is out; those of one trajectory may overlap."""
+        self._requests_out += 1
+        self._none_is_out.clear()
+        try:
+            yield
+        finally:
+            self._requests_out -= 1
+            if not self._requests_out:
+                self._none_is_out.set()
+                if self.rests and self.is_side_by_side:  # other tasks of the loop may be in code of their own
+                    self.interrupt()
+
+    async def all_back(self) -> None:
+        """Wait until none of its requests is out: before that, its record is not whole."""
+        await self._none_is_out.wait()
 
     def begin_turn(self, prompt_ids: Sequence[int], pictures: Iterable[Any] = ()) -> Turn:
         """The turn of this request, recorded earlier or new."""
         digest = prompt_digest(prompt_ids, pictures)
-        turns = self.trajectory.turns
-        if self.next_turn < len(turns) and turns[self.next_turn].prompt_digest != digest:
-            self.drop_rest()
-        if self.next_turn == len(turns):
-            routes = turns[-1].routes if turns else None  # until an engine tells its own, which may share them
-            turns.append(Turn(prompt_digest=digest, prompt_len_tok=len(prompt_ids), routes=routes))
+        turns, number = self.trajectory.turns, self.next_turn
+        rest = range(number, len(turns) if self.is_side_by_side else min(number + 1, len(turns)))
+        found = next((place for place in rest if turns[place].prompt_digest == digest), None)
+        if found is not None:
+            turns.insert(number, turns.pop(found))  # those that were asked for keep their places
+        else:
+            if not self.is_side_by_side:
+                self.drop_rest()
+            # Of a loop that asks one thing at a time, until an engine tells its own, which may share them.
+            routes = turns[-1].routes if turns and not self.is_side_by_side else None
+            turns.insert(number, Turn(prompt_digest=digest, prompt_len_tok=len(prompt_ids), routes=routes))
         self.next_turn += 1
-        return turns[self.next_turn - 1]
+        return turns[number]
+
+    async def put_first(self, answers: Iterable[tuple[bytes, Sequence[int], Sequence[float]]]) -> None:
+        """Put the turns of these answers (prompt digest, tokens, log-probs) in front, in this order, in which the
+        outputs of a loop are then found among the sampled tokens.
+
+        Raises:
+            BrokenRecord: if there is no such turn.
+        """
+        if self.rests and self.kept_loop is not None:
+            await self.kept_loop.next_round()
+        turns, order = self.trajectory.turns, list[int]()
+        for digest, token_ids, log_probs in answers:
+            wanted = digest, list(token_ids), list(log_probs)
+            for number in range(self.next_turn):
+                turn = turns[number]
+                is_known = number in order or turn.prompt_digest != digest
+                if not is_known and (digest, turn.raw_response_ids, turn.rollout_log_probs) == wanted:
+                    order.append(number)
+                    break
+            else:
+                raise BrokenRecord("an answer of an agent loop is in no turn of its record")
+        order += [number for number in range(len(turns)) if number not in order]
+        self.trajectory.turns[:] = [turns[number] for number in order]
 
     def begin_call(self, name: str, arguments: bytes, *, is_judged: bool = False) -> tuple[Call, bool]:
         """This call, recorded earlier or new, and whether it is new. Those at one place with the same arguments are

@@ -11,7 +11,6 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from recipe.async_dapo.calls import TrajectoryInterrupted, append_tokens, prompt_digest
 from recipe.async_dapo.config.values import ConfigError, OnRewardError
 from recipe.async_dapo.core.outcome import Verdict
-from recipe.async_dapo.core.step import Step
 from recipe.async_dapo.core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, Turn
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.record.plain_values import MAX_DEPTH
@@ -153,8 +152,8 @@ async def test_given_a_request_out_when_the_round_stops_then_it_is_awaited_and_t
 
     async def in_request(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         current = recorder()
-        current.step = Step.REQUEST
-        await asyncio.sleep(5)  # comes back by itself: the engines have stopped
+        with current.request_out():
+            await asyncio.sleep(5)  # comes back by itself: the engines have stopped
         if current.rests:
             raise TrajectoryInterrupted("stopped")
         steps.append("another step")

@@ -1,27 +1,26 @@
-"""Whether a trajectory goes on: what it is at, and what follows for the turn that its agent loop asks for."""
+"""Whether a turn goes on: what follows for it when its agent loop asks for it, and after each of its requests."""
 
 from enum import Enum, auto
 
 
 class Step(Enum):
-    """What a trajectory is at. The stop of a round ends its loop at once, but waits for a request that is out: the
-    engine gives it back with what it has generated."""
+    """What follows for a turn."""
 
-    LOOP = auto()  # its agent loop goes on, in code of its own or in a call
-    REQUEST = auto()  # a request for its turn is out
-    REST = auto()  # neither a request nor a call may begin before the next round
+    END = auto()  # it is whole: its agent loop goes on
+    REQUEST = auto()  # a request for its next tokens
+    REST = auto()  # it goes on in the next round
 
 
-def next_step(step: Step, *, is_over: bool, round_left_tok: float) -> Step:
-    """What follows for a turn, when its loop asks for it and after each of its requests.
+def next_step(*, rests: bool, is_over: bool, round_left_tok: float) -> Step:
+    """What follows for a turn.
 
     Args:
-        step: what the trajectory was at.
+        rests: whether the round is over for the trajectory.
         is_over: whether the engine has ended the turn, or the turn's budget is spent.
         round_left_tok: tokens that the trajectory may still generate in this round.
     """
-    if step is Step.REST:
+    if rests:
         return Step.REST
     if is_over:
-        return Step.LOOP
+        return Step.END
     return Step.REQUEST if round_left_tok > 0 else Step.REST

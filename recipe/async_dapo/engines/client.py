@@ -189,16 +189,19 @@ class AsyncDAPOLLMClient(LLMServerClient):
         number = recorder.next_turn - 1
         while True:
             is_over = turn.finish_reason is not None or turn.generated_tok >= asked.budget_tok
-            recorder.step = next_step(recorder.step, is_over=is_over, round_left_tok=recorder.round_left_tok)
-            if recorder.step is Step.LOOP:
+            step = next_step(rests=recorder.rests, is_over=is_over, round_left_tok=recorder.round_left_tok)
+            if step is Step.END:
                 break
-            if recorder.step is Step.REQUEST:
-                await self._request(recorder, turn, asked)
-            elif recorder.kept_loop is None:
+            if step is Step.REQUEST:
+                with recorder.request_out():
+                    await self._request(recorder, turn, asked)
+                continue
+            recorder.stop()
+            if recorder.kept_loop is None:
+                await recorder.all_back()  # the first that is raised ends the loop
                 raise TrajectoryInterrupted(f"interrupted after {turn.generated_tok} tokens of a turn")
-            else:
-                await recorder.kept_loop.next_round()
-                turn = recorder.trajectory.turns[number]  # the record has come back from the pool
+            await recorder.kept_loop.next_round()
+            turn = recorder.trajectory.turns[number]  # the record has come back from the pool
         turn.finish_reason = turn.finish_reason or "length"
         counts = dict(turn.counts)
         versions = [segment.policy_version for segment in turn.segments]
@@ -271,8 +274,6 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 recorder.counts.found_tok += found_tok
                 recorder.counts.reprefilled_tok += len(context) - found_tok
                 self._end_at_stop(turn, before_tok, asked.sampling_params)
-            if not recorder.rests:
-                recorder.step = Step.LOOP
 
     def _end_at_stop(self, turn: Turn, seam_tok: int, params: dict[str, Any]) -> None:
         """A stop string that the engine could not see, as it began before the seam, ends the turn."""

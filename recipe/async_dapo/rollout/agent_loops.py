@@ -1,6 +1,7 @@
 """verl's agent loops, one per trajectory, and those that outlive the stop in their worker.
 
-A loop that has a state of its own says so: `keeps_state = True`, or `replayable = False`.
+A loop that has a state of its own says so: `keeps_state = True`, or `replayable = False`. One that asks for several
+turns at once says `side_by_side = True`.
 
     round's task --outputs--> loop's task: run()
         stop           the loop comes to rest in its next `generate` or `recorded`; its record goes to the pool
@@ -123,7 +124,7 @@ class KeptLoop:
         """
         self._resting.clear()
         self._opened.set()
-        resting = asyncio.create_task(self._resting.wait())
+        resting = asyncio.create_task(self._rests())
         try:
             await asyncio.wait({self._task, resting}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -131,6 +132,11 @@ class KeptLoop:
         if not self._task.done():
             raise TrajectoryInterrupted("its loop rests")
         return self._task.result()
+
+    async def _rests(self) -> None:
+        """Until it has come to rest, with no request of another of its tasks out."""
+        await self._resting.wait()
+        await self.recorder.all_back()
 
     async def next_round(self) -> None:
         """Called by the loop's own requests and calls: none may touch the record before it has come back."""
@@ -196,6 +202,7 @@ class KeptLoops:
             if recorder.trajectory.is_lost:
                 raise TrajectoryFailed("state_lost", Cause("an agent loop that cannot run again is gone"))
             recorder.trajectory.is_replayable = is_replayable(agent_loop)
+            recorder.is_side_by_side = getattr(agent_loop, "side_by_side", False)
             outputs = _run_loop(agent_loop, sampling_params, **sample)
             if not self._most or not _has_state(agent_loop):
                 return await outputs

@@ -38,7 +38,7 @@ class _RunningTrajectories:
     _recorders: dict[asyncio.Task, Recorder] = field(default_factory=dict)
 
     def add(self, task: asyncio.Task, recorder: Recorder) -> None:
-        self._recorders[task] = recorder
+        self._recorders[task], recorder.interrupt = recorder, task.cancel
         task.add_done_callback(lambda done: self._recorders.pop(done))
         if self.is_stopping:  # its group was handed out just before the stop
             recorder.stop()
