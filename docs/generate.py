@@ -71,9 +71,7 @@ def example(name: str) -> str:
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "clusters": table(verl_job.headline_table),
-        "filter and drafts": verl_job.in_words,
         "range": defaults.range_of_all,
-        "measured": measured_on_cpu,
         "quick start": quick_start_output,
         "recommendation": partial(evidence.learned, "recommendation"),
     },
@@ -92,8 +90,13 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},
     "docs/off_policy.md": {"recommendation": partial(evidence.learned, "recommendation")},
-    "docs/evidence/side_by_side.md": {"side by side": evidence.side_by_side_table},
+    "docs/evidence/side_by_side.md": {
+        "measured": measured_on_cpu,
+        "side by side": evidence.side_by_side_table,
+    },
     "docs/evidence/grid.md": {
+        "clusters": table(defaults.clusters_table),
+        "filter and drafts": table(verl_job.filter_and_drafts),
         "defaults": evidence.grid,
         "grids": table(defaults.grids_table),
         "verl's job": table(verl_job.seconds_table),

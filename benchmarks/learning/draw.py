@@ -1,11 +1,12 @@
 """The figure of a folder's runs, or of the project's own: python -m benchmarks.learning.draw [FOLDER]
 
-Writes `law.csv` and `law.png` there, and prints the tables. `python -m docs.generate` puts those of the project's own
-runs on its pages.
+Writes `law.csv`, `law.png` and `bounds.png` there, and prints the tables. `python -m docs.generate` puts those of the
+project's own runs on its pages.
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -63,6 +64,34 @@ def draw(lines: pd.DataFrame, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def draw_bounds(lines: pd.DataFrame, path: Path) -> None:
+    """README's figure: what the default correction costs by `max_staleness`, at the task's own rate."""
+    strategy, _, correction = summary.DEFAULT
+    is_usual = (lines["rate_factor"] == 1) & (lines["updates"] == 1) & (lines["strategy"] == strategy)
+    own = lines[is_usual & (lines["correction"] == correction) & lines["task"].isin(summary.JUDGED)]
+    bounds = ["default", "2", "4", "8", "16"]
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axis = figure.subplots()
+    axis.axhline(0, color="0.7", linewidth=0.8)
+    for place, (task, some) in enumerate(own.groupby("task")):
+        at = [bounds.index(bound) + 0.15 * (place - 1) for bound in some["staleness"]]
+        style: dict[str, Any] = {"color": f"C{place}", "marker": "osv"[place], "markersize": 6, "linestyle": "none"}
+        axis.plot(at, some["gap"], fillstyle="none", label=task, **style)
+        known = (some["seeds"] >= summary.FEW).to_numpy()
+        half = (some["high"] - some["gap"])[known]
+        axis.errorbar(
+            [x for x, is_known in zip(at, known, strict=True) if is_known],
+            some["gap"][known],
+            yerr=half,
+            capsize=3,
+            **style,
+        )
+    axis.set_xticks(range(len(bounds)), bounds)
+    axis.set(xlabel="async_dapo.max_staleness [policy versions]", ylabel="final accuracy,\nstale minus on-policy")
+    axis.legend(fontsize=9)
+    figure.savefig(path, dpi=120)
+
+
 def tables(folder: Path = summary.FOLDER) -> dict[str, str]:
     """What a folder's runs come to, by the names that the pages have for it."""
     runs, curves = summary.read(folder)
@@ -92,4 +121,5 @@ if __name__ == "__main__":
         sys.exit(f"{folder}: no run has an on-policy run of its task, learning rate, updates and seed beside it")
     lines.to_csv(folder / "law.csv", index=False, float_format="%.5g")
     draw(lines, folder / "law.png")
+    draw_bounds(lines, folder / "bounds.png")
     print(*tables(folder).values(), sep="\n")

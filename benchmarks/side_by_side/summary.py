@@ -191,12 +191,13 @@ def headline(runs: pd.DataFrame, earlier: pd.DataFrame) -> str:
     """The measured result as one line, with its caveat."""
     table = headline_table(runs)
     ours = table.loc["partial"]
-    others = "; ".join(
-        f"{name}: {row.step_s:.2f} s ({row.ours_over:.3f})" for name, row in table.drop("partial").iterrows()
+    others = ". ".join(
+        f"{name} takes {row.step_s:.2f} s; `partial` takes {row.ours_over:.3f} of that"
+        for name, row in table.drop("partial").iterrows()
     )
     lines = [
-        f"*Measured* on two CPU cores, tiny model, p99/median of lengths {HEADLINE_TAIL},",
-        f"medians of {ours.runs:.0f} runs: a step of `partial` takes {ours.step_s:.2f} s (over others in brackets);",
+        f"*Measured* on two CPU cores with a tiny model (p99/median of lengths {HEADLINE_TAIL}, medians of "
+        f"{ours.runs:.0f} runs): a step of `partial` takes {ours.step_s:.2f} s.",
         f"{others}.",
     ]
     if SYNC_SHORT_POLL not in table.index:
@@ -205,10 +206,10 @@ def headline(runs: pd.DataFrame, earlier: pd.DataFrame) -> str:
         )
         [one] = pause.itertuples()
         lines += [
-            f"verl sync looks every 2 s; every 0.05 s it took {one.ratio:.3f} of that",
+            f"verl polls its replay buffer every 2 s; polled every 0.05 s, sync took {one.ratio:.3f} of its step "
             f"({one.repetitions} runs of earlier code).",
         ]
-    lines += ["Python costs most here: it says little about GPUs."]
+    lines += ["On so small a model most of a step is Python: this says little about GPUs."]
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What `runs.csv` comes to: published seconds beside simulated ones, and what the filter and drafts change."""
+"""What `runs.csv` comes to: ratios, published seconds beside simulated ones, what the filter and drafts change."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE
 
 from .run import AS_MEASURED, DRAFTED, DRAFTS, FILTERED, JOB, MODEL, PUBLISHED
 
+FILTERS = {PUBLISHED: "no", FILTERED: "yes, 60 % valid"}
 FOLDER = Path(__file__).parents[2] / "assets" / "verl_job"
 
 
@@ -25,39 +26,33 @@ def read_published() -> pd.Series:
 
 
 def headline_table() -> pd.DataFrame:
-    """README's clusters, verl's own job first: its seconds beside the published ones."""
-    clusters, simulated, published = defaults.headline_table(), read_simulated()[PUBLISHED], read_published()[PUBLISHED]
-    shares = pd.read_csv(FOLDER / "runs.csv").query("case == @PUBLISHED").set_index("system")["off_policy"]
-    colocate_s, size = simulated[COLOCATE], str(JOB).partition(", median")[0]
+    """README's clusters, verl's own job first."""
+    simulated, size = read_simulated()[PUBLISHED], str(JOB).partition(", median")[0]
     own = [
         f"[verl's own job](docs/evidence/grid.md#verls-own-job): {size}, {MODEL}, no filter",
-        *(f"{simulated[name]:.0f} (published {published[name]:.0f})" for name in (defaults.SYNC, COLOCATE)),
         simulated[DEFAULT] / simulated[defaults.SYNC],
-        simulated[DEFAULT] / colocate_s,
-        simulated[EQUAL_SHARE] / colocate_s,
-        shares[DEFAULT],
-        shares[COLOCATE],
-        simulated[DRAFTED] / colocate_s,
+        *_over_colocate(simulated)[[DEFAULT, EQUAL_SHARE]],
     ]
+    clusters = defaults.headline_table()
     return pd.concat([pd.DataFrame([own], columns=clusters.columns), clusters])
 
 
-def in_words() -> str:
-    """What the filter and drafts change, and what the planner misses."""
-    simulated, separate = read_simulated(), (PUBLISHED, "verl separate_async, 4 of 8 train")
-    of = {
-        case: {
-            system: simulated[case, system] / simulated[case, COLOCATE] for system in (DEFAULT, EQUAL_SHARE, DRAFTED)
-        }
-        for case in (PUBLISHED, FILTERED)
+def filter_and_drafts() -> pd.DataFrame:
+    """What DAPO's filter and drafts change in this recipe's step over colocate_async's."""
+    of = {name: _over_colocate(read_simulated()[case]) for case, name in FILTERS.items()}
+    columns = {
+        "No drafts": DEFAULT,
+        "No drafts, equal off-policy share": EQUAL_SHARE,
+        "Drafts (0.6 accepted), colocate_async without": DRAFTED,
     }
-    return (
-        f"The filter and drafts make the difference in the first row: without them the step takes "
-        f"{of[PUBLISHED][DEFAULT]:.2f} of colocate_async's, with drafts {of[PUBLISHED][DRAFTED]:.2f}, with DAPO's "
-        f"filter (60 % valid, as in the other rows) {of[FILTERED][DEFAULT]:.2f}, or {of[FILTERED][EQUAL_SHARE]:.2f} at "
-        f"equal off-policy share, with both {of[FILTERED][DRAFTED]:.2f}. verl's separate_async, published at "
-        f"{read_published()[separate]:.0f} s for this job, was simulated at {simulated[separate]:.0f}: missed.\n"
-    )
+    rows = [
+        {"DAPO's filter": name} | {title: ratios[one] for title, one in columns.items()} for name, ratios in of.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def _over_colocate(seconds: pd.Series) -> pd.Series:
+    return seconds / seconds[COLOCATE]
 
 
 def seconds_table() -> pd.DataFrame:

@@ -1,8 +1,9 @@
 """Steps of a run: open a round, let it stop, train, update the weights. Plays the trainer and its replay buffer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ...async_dapo.config.options import AsyncDAPOConfig
 from ...async_dapo.core.outcome import Verdict
 from ...async_dapo.core.pool import PromptPool
 from ...async_dapo.core.round import RoundSpec
@@ -18,13 +19,19 @@ from .workload import ANSWERS
 
 
 class TrainingRun:
-    """One system in one scenario, step by step. Decisions are those of the recipe's own `core/`."""
+    """One system in one scenario, step by step. Decisions are those of the recipe's own `core/`.
 
-    def __init__(self, scenario: Scenario, system: System) -> None:
+    Args:
+        fleet: makes the servers; a subclass of `Fleet` can look at them.
+    """
+
+    def __init__(
+        self, scenario: Scenario, system: System, fleet: Callable[[Scenario, AsyncDAPOConfig], Fleet] = Fleet
+    ) -> None:
         self._scenario = scenario
         self._habits = system.habits
         self.options = system.options(scenario)
-        self._fleet = Fleet(scenario, self.options)
+        self._fleet = fleet(scenario, self.options)
         self._fleet.balance.open(self._fleet.loads)
         self._workload = scenario.workload()
         self._trainer = TrainerPasses(scenario, system.habits, self.options)
