@@ -1,4 +1,4 @@
-.PHONY: quickstart test fast-test test-gpu-versions test-gpu-sources test-megatron docs format clean
+.PHONY: quickstart test fast-test without-extensions test-gpu-versions test-gpu-sources test-megatron docs format clean
 
 quickstart:
 	bash quickstart.sh
@@ -8,6 +8,10 @@ test:
 
 fast-test:
 	bash run_tests.sh --fast
+
+# The recipe without each extension in turn, in a copy: nothing else may need it.
+without-extensions:
+	bash tests/without_extensions.sh
 
 # The engine code on the versions that verl's extra installs on GPUs: 10 GB, some minutes; not part of CI.
 test-gpu-versions:

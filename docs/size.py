@@ -9,7 +9,7 @@ from pathlib import Path
 import grimp
 
 ROOT, RECIPE = Path(__file__).parents[1], "recipe.async_dapo"
-PARTS = ("recipe/async_dapo", "recipe/async_dapo/separate", "recipe/async_dapo_lab", "benchmarks", "tests", "docs")
+PARTS = ("recipe/async_dapo", "recipe/async_dapo/extensions", "recipe/async_dapo_lab", "benchmarks", "tests", "docs")
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
         )
         files = [ROOT / name for name in listed.stdout.splitlines()]
         print(
-            f"{part:27} {sum(len(file.read_text('utf-8').splitlines()) for file in files):6} lines, {len(files)} files"
+            f"{part:28} {sum(len(file.read_text('utf-8').splitlines()) for file in files):6} lines, {len(files)} files"
         )
     graph = grimp.build_graph(RECIPE)
     arrows = {

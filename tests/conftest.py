@@ -1,4 +1,4 @@
-"""Marks every test by its folder, and makes verl importable on a machine without an accelerator."""
+"""Marks every test by its tier, its folder, and makes verl importable on a machine without an accelerator."""
 
 import atexit
 import csv
@@ -112,10 +112,15 @@ class Lanes(LoadFileScheduling):
 
 def _lanes_of(file: str) -> float:
     """How many of the lanes that train at the same time it takes."""
-    name = file.removeprefix("tests/")
+    name = _in_tier(file.removeprefix("tests/"))
     if name in ALONE:
         return TRAINING_LANES
     return 0.5 if name.startswith(LIGHT) else name.startswith("e2e/")
+
+
+def _in_tier(path: str) -> str:
+    """A path below `tests/`: what lies in `extensions/NAME/TIER/`, as if it lay in `TIER/`."""
+    return path.split("/", 2)[2] if path.startswith("extensions/") else path
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -137,10 +142,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = sorted((item for item in items if item not in left_out), key=_place)
     for item in items:
-        folder = item.path.relative_to(TESTS).parts[0]
-        item.add_marker(folder)
-        if folder == "e2e":
+        tier, *_ = _in_tier(item.path.relative_to(TESTS).as_posix()).split("/")
+        item.add_marker(tier)
+        if tier == "e2e":
             item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))
+        if tier == "startup":  # verl announces at every check that GRPO needs no critic
+            item.add_marker(pytest.mark.filterwarnings("ignore:Disabled critic"))
 
 
 def _is_left_out(item: pytest.Item, *, at_night: bool) -> bool:
@@ -151,7 +158,7 @@ def _is_left_out(item: pytest.Item, *, at_night: bool) -> bool:
 
 
 def _place(item: pytest.Item) -> int:
-    path = item.path.relative_to(TESTS).as_posix()
+    path = _in_tier(item.path.relative_to(TESTS).as_posix())
     return next((place for place, start in enumerate(ORDER) if path.startswith(start)), len(ORDER))
 
 
@@ -181,5 +188,5 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
             rows.writerow(["ended", "seconds", "test"])
         rows.writerows([f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", round(s, 1), test] for test, s in slow)
     terminalreporter.write_sep("=", "slowest tests but those of e2e")
-    for test, s in [row for row in slow if not row[0].startswith("tests/e2e/")][:5]:
+    for test, s in [row for row in slow if not _in_tier(row[0].removeprefix("tests/")).startswith("e2e/")][:5]:
         terminalreporter.write_line(f"{s:6.1f} s {test}")

@@ -4,7 +4,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from transfer_queue import KVBatchMeta
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.separate.engines import SeparateEngines
-from recipe.async_dapo.separate.trainer import RollingReplayBuffer, SeparateTrainer
 from recipe.async_dapo.training.checkpoints import RolloutState
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
@@ -80,10 +77,6 @@ class NotingReplayBuffer(RoundReplayBuffer):
         )
         self.drawn, self._ended = [], []
         return note
-
-
-class NotingRollingBuffer(NotingReplayBuffer, RollingReplayBuffer):
-    """The same of engines on GPUs of their own."""
 
 
 class Announcing(AsyncDAPOTrainer):
@@ -160,36 +153,9 @@ class StruckTraining(Announcing, AsyncDAPOTrainer):
     """On vLLM."""
 
 
-class StruckEngines(SeparateEngines):
-    """Engines of their own that announce an update before the trainer's ranks are asked for its weights."""
-
-    announces = False
-
-    def _leave_weights(self, version: int) -> Sequence[ray.ObjectRef]:
-        if self.announces:
-            announce(Moment.UPDATE, waits=True)
-        return super()._leave_weights(version)
-
-
-class StruckSeparate(Announcing, SeparateTrainer):
-    """On vLLM, with engines on GPUs of their own."""
-
-    _engines_class = StruckEngines
-
-    def _build_replay_buffer(self) -> NotingRollingBuffer:
-        return NotingRollingBuffer(self.options, self._draw)
-
-    def _announce_update(self) -> None:
-        """Not in a step whose checkpoint has just stopped the engines."""
-        assert isinstance(self._engines, StruckEngines)
-        self._engines.announces = self.global_steps % self.config.trainer.save_freq > 0
-
-    def _save_checkpoint(self) -> None:
-        self.replay_buffer.end_round()  # what is under way is noted as held
-        super()._save_checkpoint()
-
-
 def struck_trainer(stack: Stack) -> type[AsyncDAPOTrainer]:
     if stack.is_separate:
+        from .announcing_separate import StruckSeparate  # an extension, which a copy may lack
+
         return StruckSeparate
     return StruckRehearsal if stack.is_rehearsed else StruckTraining

@@ -13,8 +13,6 @@ import torch
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from recipe.async_dapo.separate.relay import leave_in_store, take_from_store
-
 NAME = "object_store"
 
 
@@ -61,6 +59,8 @@ class ObjectStoreEngine(CheckpointEngine):
         pass  # nothing is held but the place
 
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
+        from recipe.async_dapo.extensions.separate.relay import leave_in_store  # an extension, which a copy may lack
+
         if self._is_master:
             await self._place.put.remote(global_steps, await leave_in_store(ensure_async_iterator(weights)))
             return
@@ -68,5 +68,7 @@ class ObjectStoreEngine(CheckpointEngine):
             pass
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        from recipe.async_dapo.extensions.separate.relay import take_from_store
+
         async for name, tensor in take_from_store(await self._place.get.remote(global_steps)):
             yield name, tensor

@@ -31,7 +31,7 @@ def test_the_balancer_may_fill_it(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(run, "sockets_folder", lambda: tmp_path / "sockets")
     config = compose_run(OVERRIDES)
     options = AsyncDAPOConfig.from_hydra(config)
-    router = OmegaConf.load(run._prepare(config, options, run.Parts.of(options.placement)))
+    router = OmegaConf.load(run._prepare(config, options, run.Parts.of(config)))
     assert router.balance.max_per_server == SEQUENCES * RANKS + 15
 
 

@@ -10,7 +10,6 @@ from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.engines.server_actor import ServerActor
 from recipe.async_dapo.rollout.coordinator import CoordinatorProcess
 from recipe.async_dapo.rollout.worker import AsyncDAPOAgentLoopWorker
-from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 from recipe.async_dapo_lab.rehearsal.host_actor import HostActor
 from recipe.async_dapo_lab.rehearsal.worker import EmulatedRank
 
@@ -18,7 +17,6 @@ OURS = [
     ("agent loop worker", AsyncDAPOAgentLoopWorker),
     ("coordinator", CoordinatorProcess),
     ("load balancer", GlobalLoadBalancer),
-    ("load balancer", RollingLoadBalancer),
     ("all servers", HostActor),
     ("server", ServerActor),
     ("training worker", EmulatedRank),

@@ -1,20 +1,17 @@
 """verl's and TransferQueue's own functions on position ids of pictures: rows of any lengths reach the engine whole."""
 
 import pytest
-import ray
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
-from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tensordict_utils import chunk_tensordict, index_select_tensor_dict, maybe_fix_3d_position_ids
-from verl.workers.engine_workers import TrainingWorker
 
-from recipe.async_dapo.separate.trainer import SeparateTrainer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
-from recipe.async_dapo.weights.position_ids import PositionsTrainingWorker, ragged_in_tokens
+from recipe.async_dapo.weights.position_ids import ragged_in_tokens
+
+from ..support.chosen_workers import assert_policies_read_positions
 
 
 def batch_of(lengths: list[int]) -> tuple[list[torch.Tensor], TensorDict]:
@@ -44,20 +41,5 @@ def test_given_equal_lengths_when_verl_alone_cuts_them_then_it_fails():
         chunk_tensordict(data, 2)
 
 
-@pytest.mark.parametrize("trainer_class", [AsyncDAPOTrainer, SeparateTrainer])
-def test_given_all_models_when_their_workers_are_chosen_then_policies_read_positions_this_way(
-    monkeypatch, trainer_class
-):
-    verls = ray.remote(TrainingWorker)
-    monkeypatch.setattr(PPOTrainer, "_init_resource_pool_mgr", lambda self: None)
-    trainer = trainer_class.__new__(trainer_class)
-    trainer.train_dataset, trainer.val_dataset, trainer.role_worker_mapping = (
-        (),
-        (),
-        dict.fromkeys((Role.Actor, Role.RefPolicy, Role.Critic), verls),
-    )
-    trainer._init_resource_pool_mgr()
-    assert trainer.role_worker_mapping[Role.Critic] is verls  # whose methods verl's controller calls by name
-    for role in (Role.Actor, Role.RefPolicy):
-        chosen = trainer.role_worker_mapping[role].__ray_metadata__.modified_class
-        assert chosen.actor_worker_cls is chosen.ref_worker_cls is PositionsTrainingWorker
+def test_given_all_models_when_their_workers_are_chosen_then_policies_read_positions_this_way(monkeypatch):
+    assert_policies_read_positions(monkeypatch, AsyncDAPOTrainer)

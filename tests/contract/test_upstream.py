@@ -5,8 +5,6 @@ import gc
 import hashlib
 import importlib
 import inspect
-import subprocess
-import sys
 import textwrap
 from dataclasses import fields
 from types import SimpleNamespace
@@ -27,6 +25,7 @@ from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
 from recipe.async_dapo.runtime import garbage
 from recipe.async_dapo.startup.verl_options import OVERRIDDEN, vllm_arguments
 
+from ..support.light_imports import HEAVY, assert_imports_without
 from ..support.scripted_engine import ScriptedEngine
 from ..support.simulation import simulate
 from ..support.upstream import READ, SIGNATURES
@@ -70,7 +69,6 @@ def test_the_servers_actor_answers_every_call_that_the_server_does() -> None:
     assert not [name for name in METHODS if not inspect.iscoroutinefunction(getattr(ServerActor, name))]
 
 
-HEAVY = ("tensordict", "torch", "transfer_queue", "transformers", "verl", "vllm")  # one to eight seconds of a core
 RECIPE, LAB = "recipe.async_dapo", "recipe.async_dapo_lab"
 LIGHT = {
     "before a driver checks": (
@@ -84,8 +82,6 @@ LIGHT = {
             f"{RECIPE}.engines.load_balancer",
             f"{RECIPE}.engines.server_actor",
             f"{RECIPE}.rollout.coordinator",
-            f"{RECIPE}.separate.balancer",
-            f"{RECIPE}.separate.coordinator",
             f"{RECIPE}.training.task_runner",
             f"{LAB}.rehearsal.host_actor",
         ),
@@ -96,9 +92,7 @@ LIGHT = {
 
 @pytest.mark.parametrize("process", LIGHT)
 def test_a_process_that_does_not_compute_imports_nothing_that_is_heavy(process: str) -> None:
-    blocked, modules = LIGHT[process]
-    block = f"import sys; sys.modules.update(dict.fromkeys({blocked}))"  # the error says who imports it
-    subprocess.run([sys.executable, "-c", f"{block}; import {', '.join(modules)}"], check=True, timeout=500)
+    assert_imports_without(*LIGHT[process])
 
 
 def test_a_process_of_a_run_collects_garbage_rarely_until_it_has_tensors() -> None:

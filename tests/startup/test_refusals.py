@@ -15,7 +15,6 @@ from omegaconf.errors import OmegaConfBaseException
 from docs.support import BY_HAND, REFUSED, SUPPORT
 from recipe.async_dapo.config.options import TOGETHER, AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, ConfigErrors, speculative_config
-from recipe.async_dapo.startup import rules
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo.startup.rules import CHOICES, RULES, Run
@@ -32,6 +31,7 @@ from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.composed_runs import compose_run, of_options, valid_overrides
 from ..support.documents import ROOT
+from ..support.refusals import AFTER_RULES, assert_refused, in_full
 
 # A line for each row of `RULES` and `TOGETHER`, in order: overrides that it refuses -> what makes them right. `-name`
 # is a package that is missing. Keys are shortened as in `FULL`, several overrides as in `SHORT`.
@@ -109,8 +109,6 @@ replay vllm.decode_context_parallel_size=2 -> rollout.enable_rollout_routing_rep
 megatron actor.megatron.router_replay.mode=R3 -> rollout.enable_rollout_routing_replay=True
 model_engine=veomni actor.veomni.router_replay.mode=R3 -> rollout.enable_rollout_routing_replay=True
 rollout.moe_load_balance_metrics_interval=1 -> rollout.enable_rollout_routing_replay=True
-separate model.lora_rank=8 -> model.lora.merge=True
-megatron separate model.lora.rank=8 -> model.lora.merge=True
 model_engine=veomni model.lora_rank=8 -> model.lora_rank=0
 megatron model.lora_rank=8 -> model.lora.rank=8
 model.lora.rank=8 -> model.lora_rank=8
@@ -141,64 +139,13 @@ algorithm.filter_groups.metric=null -> algorithm.filter_groups.enable=False
 rollout.n=1 -> algorithm.filter_groups.enable=False
 async_dapo.selection.by=history algorithm.filter_groups.enable=False -> async_dapo.selection.by=uniform
 async_dapo.rollout_strategy=discard async_dapo.max_tokens_per_round=16 -> async_dapo.rollout_strategy=partial
-separate async_dapo.rollout_strategy=discard -> async_dapo.rollout_strategy=consistent
-separate async_dapo.max_staleness=0 -> async_dapo.max_staleness=1
-separate async_dapo.stop_rule=fifo -> async_dapo.stop_rule=null
-separate async_dapo.max_tokens_per_round=16 -> async_dapo.max_tokens_per_round=null
-separate async_dapo.over_sampling_batch_size=8 -> async_dapo.over_sampling_batch_size=9
 """
-ROLLOUT, VLLM = "actor_rollout_ref.rollout.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
-FULL = {
-    "vllm.": f"++{VLLM}",
-    "rollout.": ROLLOUT,
-    "actor.": "actor_rollout_ref.actor.",
-    "ref.": "actor_rollout_ref.ref.",
-    "model.": "actor_rollout_ref.model.",
-    "correction.": "algorithm.rollout_correction.",
-    "overlong.": "reward.reward_kwargs.overlong_buffer_cfg.",
-}
-SHORT = {
-    **{mode: f"async_dapo.importance_sampling={mode}" for mode in ("none", "bypass", "decoupled", "mixture")},
-    "gae": "algorithm.adv_estimator=gae critic.model.path=${actor_rollout_ref.model.path} critic.strategy=fsdp2 "
-    "critic.ppo_micro_batch_size_per_gpu=1",
-    "megatron": "model_engine=megatron trainer.n_gpus_per_node=2 actor.megatron.tensor_model_parallel_size=2",
-    "saves": "trainer.save_freq=10",
-    "ranks": "trainer.n_gpus_per_node=8 actor.ppo_micro_batch_size_per_gpu=1 "
-    "rollout.log_prob_micro_batch_size_per_gpu=1",
-    "ref": "actor.use_kl_loss=True ref.log_prob_micro_batch_size_per_gpu=8",
-    "dynamic": "actor.use_dynamic_bsz=True",
-    "mask": "correction.rollout_rs=seq_mean_k3 correction.rollout_rs_threshold=0.1",
-    "separate": "async_dapo.placement=separate rollout.nnodes=1 rollout.n_gpus_per_node=1",
-    "ngram": "vllm.speculative_config={method:ngram,num_speculative_tokens:3}",
-    "head": "model.mtp.enable=True model.mtp.enable_rollout=True",
-    "stale_kv": "async_dapo.rollout_strategy=partial_stale_kv rollout.free_cache_engine=False",
-    "host_kv": "async_dapo.rollout_strategy=partial_stale_kv async_dapo.host_kv_gib=1",
-    "replay": "rollout.enable_rollout_routing_replay=True",
-    "reward_model": "reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True "
-    "reward.reward_model.rollout.free_cache_engine=False",
-    "overlong": "overlong.enable=True overlong.len=8",
-}
 LINES = EXAMPLES.strip().splitlines()
-AFTER_RULES = "vLLM's arguments"  # the check that follows that of the rules
-
-
-def in_full(text: str) -> list[str]:
-    words = " ".join(SHORT.get(word, word) for word in text.split())
-    keys = "|".join(map(re.escape, FULL))
-    return re.sub(rf"(?<![\w./{{])({keys})(?=\S*=)", lambda found: FULL[found[0]], words).split()
 
 
 @pytest.mark.parametrize(("rule", "line"), [*zip((*RULES, *TOGETHER), LINES, strict=True)], ids=LINES)
 def test_a_row_is_refused_with_key_value_and_remedy_and_its_neighbour_passes(run, monkeypatch, rule, line):
-    wrong, right = map(in_full, line.split("->"))
-    missing = {word[1:] for word in wrong if word.startswith("-")}
-    wrong = [word for word in wrong if not word.startswith("-")]
-    monkeypatch.setattr(rules, "find_spec", lambda name: None if name in missing else True)
-    errors = of_options(config := run(*wrong), before=AFTER_RULES)
-    remedy = ".*".join(map(re.escape, re.split(r"\{it[^}]*\}", rule.remedy.replace("{{", "{").replace("}}", "}"))))
-    value = re.escape(str(OmegaConf.select(Run.of(config, None).config, rule.key)))
-    assert [error for error in errors if re.fullmatch(f"{re.escape(rule.key)}={value}: {remedy}", error)], errors
-    assert not of_options(run(*wrong, *right))
+    assert_refused(run, monkeypatch, rule, line)
 
 
 @pytest.mark.parametrize(("gpus", "is_refused"), [(8, True), (16, False), (24, True), (32, False)])

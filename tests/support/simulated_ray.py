@@ -10,7 +10,6 @@ from ray.exceptions import GetTimeoutError
 
 from recipe.async_dapo.rollout import manager as manager_module
 from recipe.async_dapo.rollout import parking
-from recipe.async_dapo.separate import engines as separate_engines
 from recipe.async_dapo.training import engine_manager as engine_manager_module
 
 from .fake_handle import FakeHandle, RemoteCall
@@ -24,13 +23,16 @@ class SimulatedRay:
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
 
+    @property
+    def remote(self) -> SimpleNamespace:
+        """The module `ray`, as far as a trainer's side calls it."""
+        return SimpleNamespace(get=self.get, wait=self.wait, kill=FakeHandle.kill)
+
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        remote = SimpleNamespace(get=self.get, wait=self.wait, kill=FakeHandle.kill)
+        remote = self.remote
         monkeypatch.setattr(manager_module, "ray", remote)
         monkeypatch.setattr(parking, "ray", SimpleNamespace(put=StoredObject, get=self._stored, wait=self._arrived))
         monkeypatch.setattr(engine_manager_module, "ray", remote)
-        no_gpus = SimpleNamespace(**vars(remote), available_resources=dict)  # for an engine in the place of a lost one
-        monkeypatch.setattr(separate_engines, "ray", no_gpus)
         monkeypatch.setattr(time, "monotonic", self._loop.time)
         monkeypatch.setattr(time, "time", self._loop.time)
 

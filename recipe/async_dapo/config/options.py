@@ -4,7 +4,6 @@ Options that belong together are parts of `AsyncDAPOConfig`; those of a decision
 range is part of its type. What does not go together is a row of `TOGETHER`.
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,6 +17,7 @@ from ..core.prompt_history import Selection
 from ..core.round import RoundSpec
 from ..core.staleness import StalenessLimit
 from ..core.stop_rules import StopRuleName
+from .extensions import check_in_copy, declared
 from .values import (
     Auto,
     ConfigError,
@@ -142,9 +142,7 @@ def needs_bypass_loss(correction: DictConfig) -> bool:
     return correction.rollout_rs is not None or correction.loss_type != "ppo_clip"
 
 
-_SEPARATE = "with async_dapo.placement=separate: "
-# What does not go together, for the planner too. Facts are the options. Engines of placement=separate go on while the
-# trainer trains.
+# What does not go together, for the planner too. Facts are the options.
 # fmt: off
 TOGETHER = (
     Rule("algorithm.filter_groups.metric", lambda it: it.filter.metric == "",
@@ -158,20 +156,6 @@ TOGETHER = (
          and (it.rollout_strategy is not RolloutStrategy.PARTIAL or not it.keeps_tokens),
          "async_dapo.rollout_strategy={it.rollout_strategy} with async_dapo.max_staleness={it.max_staleness} cannot "
          "set a trajectory aside; choose partial with max_staleness=1 or more, or leave it null"),
-    Rule("async_dapo.rollout_strategy",
-         lambda it: it.is_separate and it.rollout_strategy is RolloutStrategy.DISCARD,
-         _SEPARATE + "would throw tokens away, and no step stops the engines; choose another strategy"),
-    Rule("async_dapo.max_staleness", lambda it: it.is_separate and it.max_staleness == 0,
-         _SEPARATE + "engines would wait for every training step; set it to 1 or more"),
-    Rule("async_dapo.stop_rule", lambda it: it.is_separate and it.keeps_tokens
-         and it.stop_rule is not StopRuleName.FIRST_COMPLETED,
-         _SEPARATE + "no step stops the engines, and the oldest groups are trained first; leave it null"),
-    Rule("async_dapo.max_tokens_per_round", lambda it: it.is_separate and it.max_tokens_per_round is not None,
-         _SEPARATE + "a round has no end; leave it null"),
-    Rule("async_dapo.over_sampling_batch_size",
-         lambda it: it.is_separate and (it.over_sampling().batch_size or math.inf) <= it.target_valid_groups,
-         _SEPARATE + "the batch in training counts: engines would begin nothing; set auto, or more than "
-         "data.train_batch_size={it.target_valid_groups}"),
 )
 # fmt: on
 
@@ -242,7 +226,8 @@ class AsyncDAPOConfig:
             metric=groups.metric or "" if groups.enable else None, max_num_gen_batches=max(0, limit)
         )
         parsed = parse_options(cls, node | {"reward_function": _reward_function(config)}, "async_dapo.")
-        check_rules(TOGETHER, parsed, config)
+        check_in_copy(config)
+        check_rules([*TOGETHER, *(row for one in declared().values() for row in one.together)], parsed, config)
         return parsed
 
     @property

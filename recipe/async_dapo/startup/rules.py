@@ -20,6 +20,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.tracking import Tracking
 from verl.workers.config import CriticConfig
 
+from ..config.extensions import declared
 from ..config.options import (
     AsyncDAPOConfig,
     checkpoints_to_keep,
@@ -435,11 +436,6 @@ RULES: tuple[Rule, ...] = (
     Rule(_ROLLOUT + "moe_load_balance_metrics_interval",
          lambda it: it.rollout.moe_load_balance_metrics_interval and not it.rollout.enable_rollout_routing_replay,
          f"counts the experts that engines tell of; set {_ROLLOUT}enable_rollout_routing_replay=True, or 0"),
-    *(Rule(_MODEL + name,
-           partial(lambda it, name: it.options.is_separate and it.get(_MODEL + name) and not it.model.lora.merge,
-                   name=name),
-           "with async_dapo.placement=separate engines get whole weights; set actor_rollout_ref.model.lora.merge=True")
-      for name in ("lora_rank", "lora.rank")),
     Rule(_MODEL + "lora_rank", lambda it: it.model_engine == "veomni" and it.model.lora_rank,
          "verl's VeOmni engine does not bring adapters to the engines; set 0, or model_engine=dp"),
     Rule(_MODEL + "lora_rank",
@@ -568,7 +564,8 @@ def check_options(config: DictConfig, options: AsyncDAPOConfig) -> str:
     run = Run.of(config, options)
     choices = [partial(check_choice, key, value, known) for key, chosen, known in CHOICES for value in chosen(run)]
     thresholds = [partial(_check_threshold, run, *row) for row in THRESHOLDS]
-    check_each([*choices, *thresholds, partial(check_rules, RULES, run, run.config)])
+    rows = (*RULES, *(row for one in declared().values() for row in one.rules))
+    check_each([*choices, *thresholds, partial(check_rules, rows, run, run.config)])
     return f"{config.algorithm.adv_estimator}, importance sampling {options.importance_sampling}"
 
 

@@ -5,7 +5,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
+from ..config.extensions import chosen, declared, load
 from ..config.options import AsyncDAPOConfig, num_engines
-from ..config.values import Drafts, Placement, speculative_config
+from ..config.values import Drafts, speculative_config
 from ..core.leases import server_calls
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import AsyncDAPOReplica, register_replica
@@ -33,7 +33,7 @@ MOST_THREADS = 16  # memory is the limit beyond that
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a run is built of, by its placement.
+    """What a run is built of.
 
     Attributes:
         balancer_options: beside `AsyncDAPOConfig.load_balancer`.
@@ -46,12 +46,11 @@ class Parts:
     balancer_options: Callable[[AsyncDAPOConfig], dict[str, Any]] = lambda _: {}
 
     @classmethod
-    def of(cls, placement: Placement) -> "Parts":
-        """`separate/` lies above all other rooms: it is loaded by name, and nothing imports it."""
-        if placement is Placement.COLOCATED:
-            return cls()
-        parts: Parts = import_module("...separate.trainer", __name__).PARTS
-        return parts
+    def of(cls, config: DictConfig) -> "Parts":
+        """Those of the extension that brings its own, if the run has one."""
+        own = [load(name, declared()[name].parts) for name in chosen(config) if declared()[name].parts]
+        assert len(own) <= 1, "parts of several extensions"
+        return own[0] if own else cls()
 
 
 def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] | None = None) -> None:
@@ -60,7 +59,7 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] | None = None)
     Agent loop workers start first: they import, on any node, while the trainer starts training workers and engines.
 
     Args:
-        trainer_cls: None = that of `async_dapo.placement`.
+        trainer_cls: None = that of the run's `Parts`.
     """
     configure_verl_logging()
     show_logs()
@@ -68,7 +67,7 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] | None = None)
     OmegaConf.resolve(config)
     localise(config)
     options = AsyncDAPOConfig.from_hydra(config)
-    parts = Parts.of(options.placement)
+    parts = Parts.of(config)
     router_config = _prepare(config, options, parts)
     trainer = None
     succeeded = False
@@ -112,6 +111,9 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path
             "delivery_tok": options.delivery_tok,
             "host_kv_gib": options.host_kv_gib,
         }
+    for name in chosen(config):
+        if declared()[name].wire:
+            load(name, declared()[name].wire)(config, options)
     rollout = config.actor_rollout_ref.rollout
     most_per_server = server_calls(rollout.max_num_seqs * rollout.data_parallel_size) - 1
     router_config = _write_router_config(options, parts, most_per_server=most_per_server)

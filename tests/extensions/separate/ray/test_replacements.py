@@ -8,11 +8,11 @@ import pytest
 import ray
 from ray.util import placement_group, placement_group_table
 
-from recipe.async_dapo.separate import engines as separate_engines
-from recipe.async_dapo.separate.engines import MOST_FAILED_STARTS, Replacements
+from recipe.async_dapo.extensions.separate import engines as separate_engines
+from recipe.async_dapo.extensions.separate.engines import MOST_FAILED_STARTS, Replacements
 
-from ..support.plain_actors import Worker
-from ..support.real_actors import eventually, within_patience
+from ....support.plain_actors import Worker
+from ....support.real_actors import eventually, within_patience
 
 RESOURCE = "CPU"  # counts as an engine's GPU
 

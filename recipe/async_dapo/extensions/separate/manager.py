@@ -5,9 +5,9 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from ..engines.client import AsyncDAPOLLMClient
-from ..rollout.manager import AsyncDAPOAgentLoopManager
-from ..rollout.reports import RoundRecord, WorkerReport
+from ...engines.client import AsyncDAPOLLMClient
+from ...rollout.manager import AsyncDAPOAgentLoopManager
+from ...rollout.reports import RoundRecord, WorkerReport
 from .coordinator import RollingCoordinatorActor
 
 

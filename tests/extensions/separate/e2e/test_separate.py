@@ -10,8 +10,8 @@ import pytest
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
 from recipe.async_dapo_lab.train import RECORDER
 
-from ..support.harness import Run, ledger_closes, train
-from ..support.weights_by_hand import TOLERANCE, WeighedRun, assert_stamped
+from ....support.harness import Run, ledger_closes, train
+from ....support.weights_by_hand import TOLERANCE, WeighedRun, assert_stamped
 
 ENGINES = 2
 SAVED_STEP, KILLED_STEP, LAST_STEP = 2, 3, 6

@@ -9,13 +9,13 @@ import pytest
 from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.engine_requests import EngineRequests
-from recipe.async_dapo.separate.balancer import RollingLoadBalancer
-from recipe.async_dapo.separate.rolling_update import Phase
+from recipe.async_dapo.extensions.separate.balancer import RollingLoadBalancer
+from recipe.async_dapo.extensions.separate.rolling_update import Phase
 
-from .fakes import FakeHandle, ScriptedServer, token_at
-from .router import router_options
+from ....support.fakes import FakeHandle, ScriptedServer, token_at
+from ....support.router import router_options
+from ....support.simulation import settle
 from .separate_cluster import WeightTaker
-from .simulation import settle
 
 LATENCY_S = 0.01
 PLACES = 4

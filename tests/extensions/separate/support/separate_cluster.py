@@ -14,17 +14,18 @@ from recipe.async_dapo import store
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import Placement, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.separate.balancer import RollingLoadBalancer
-from recipe.async_dapo.separate.coordinator import RollingCoordinator
-from recipe.async_dapo.separate.engines import SeparateEngines
-from recipe.async_dapo.separate.manager import RollingManager
-from recipe.async_dapo.separate.rolling_update import Phase
-from recipe.async_dapo.separate.trainer import RollingReplayBuffer, rolling_update
+from recipe.async_dapo.extensions.separate import engines as separate_engines
+from recipe.async_dapo.extensions.separate.balancer import RollingLoadBalancer
+from recipe.async_dapo.extensions.separate.coordinator import RollingCoordinator
+from recipe.async_dapo.extensions.separate.engines import SeparateEngines
+from recipe.async_dapo.extensions.separate.manager import RollingManager
+from recipe.async_dapo.extensions.separate.rolling_update import Phase
+from recipe.async_dapo.extensions.separate.trainer import RollingReplayBuffer, rolling_update
 
-from .fakes import FakeHandle, RemoteCall, ScriptedServer
-from .simulated_cluster import VERLS, Cluster
-from .simulated_options import options
-from .simulation import REMOTE
+from ....support.fakes import FakeHandle, RemoteCall, ScriptedServer
+from ....support.simulated_cluster import VERLS, Cluster
+from ....support.simulated_options import options
+from ....support.simulation import REMOTE
 
 SEPARATE = [one for one in RolloutStrategy if one is not RolloutStrategy.DISCARD]
 LOOK_S = 0.25  # between two looks at the engines
@@ -108,6 +109,9 @@ class SeparateCluster(Cluster):
         self.withheld_tok = 0
         self.accepts_withheld = False  # what came from a checkpoint may be too stale
         super().__init__(monkeypatch, opts, **arguments)
+        # No GPUs are left for an engine in the place of a lost one.
+        no_gpus = SimpleNamespace(**vars(self.ray.remote), available_resources=dict)
+        monkeypatch.setattr(separate_engines, "ray", no_gpus)
         self.watch()
 
     # ---- what verl's trainer does ----

@@ -8,9 +8,9 @@ from ray import ObjectRef
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, register
 
-from ..weights.adapter import WeightSender
-from ..weights.sender import AsyncDAPOActorRolloutRefWorker
-from ..weights.stream import run_name, sockets_folder, with_proof
+from ...weights.adapter import WeightSender
+from ...weights.sender import AsyncDAPOActorRolloutRefWorker
+from ...weights.stream import run_name, sockets_folder, with_proof
 from .relay import leave_in_store, take_from_store
 
 

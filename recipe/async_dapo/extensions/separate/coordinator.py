@@ -4,9 +4,9 @@ from typing import Any
 
 import ray
 
-from ..core.leases import MAX_PENDING_CALLS
-from ..core.round import Round, RoundSpec, RoundSummary
-from ..rollout.coordinator import CoordinatorProcess, EarlyStoppingCoordinator, RoundEvent
+from ...core.leases import MAX_PENDING_CALLS
+from ...core.round import Round, RoundSpec, RoundSummary
+from ...rollout.coordinator import CoordinatorProcess, EarlyStoppingCoordinator, RoundEvent
 from .rolling_round import RollingRound, RollingSpec
 
 

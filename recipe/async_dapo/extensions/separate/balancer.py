@@ -19,11 +19,11 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from ..core.balance import Returned
-from ..core.concurrency import ConcurrencyState, EngineLoad
-from ..core.leases import MAX_PENDING_CALLS
-from ..engines.load_balancer import GlobalLoadBalancer, LoadBalancerStats
-from ..runtime.aio import await_all
+from ...core.balance import Returned
+from ...core.concurrency import ConcurrencyState, EngineLoad
+from ...core.leases import MAX_PENDING_CALLS
+from ...engines.load_balancer import GlobalLoadBalancer, LoadBalancerStats
+from ...runtime.aio import await_all
 from .rolling_update import Phase, RollingUpdate
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ..core.outcome import GroupOutcome, Verdict
-from ..core.over_sampling import AtHand
-from ..core.round import Round, RoundSpec, RoundSummary
-from ..core.round_groups import WaitingGroup
-from ..core.stop_rules import WhenTold
+from ...core.outcome import GroupOutcome, Verdict
+from ...core.over_sampling import AtHand
+from ...core.round import Round, RoundSpec, RoundSummary
+from ...core.round_groups import WaitingGroup
+from ...core.stop_rules import WhenTold
 from .deadlines import Deadlines
 
 

@@ -10,12 +10,12 @@ from recipe.async_dapo.config.values import Auto, RolloutStrategy
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.engines.load_balancer import LoadBalancerStats
 from recipe.async_dapo.engines.replica import AsyncDAPOReplica
-from recipe.async_dapo.separate.engines import Replacements
+from recipe.async_dapo.extensions.separate.engines import Replacements
 from recipe.async_dapo.training.engine_manager import EngineManager
 
+from ....support.simulated_cluster import resumed
+from ....support.simulated_worker import Task, random_task
 from ..support.separate_cluster import SEPARATE, SeparateCluster, separate_options
-from ..support.simulated_cluster import resumed
-from ..support.simulated_worker import Task, random_task
 
 STRATEGIES = pytest.mark.parametrize("strategy", SEPARATE)
 MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(31, 400)]

@@ -15,15 +15,15 @@ from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.workers.rollout.llm_server import LLMServerManager
 
-from .. import store
-from ..config.options import AsyncDAPOConfig, engine_gpus
-from ..rollout.coordinator import RoundEvent
-from ..rollout.reports import RoundRecord
-from ..runtime.logs import log_phase
-from ..training.engine_manager import EngineManager
-from ..training.replay_buffer import RoundReplayBuffer
-from ..training.run import Parts
-from ..training.trainer import AsyncDAPOTrainer
+from ... import store
+from ...config.options import AsyncDAPOConfig, engine_gpus
+from ...rollout.coordinator import RoundEvent
+from ...rollout.reports import RoundRecord
+from ...runtime.logs import log_phase
+from ...training.engine_manager import EngineManager
+from ...training.replay_buffer import RoundReplayBuffer
+from ...training.run import Parts
+from ...training.trainer import AsyncDAPOTrainer
 from .balancer import RollingLoadBalancer
 from .engines import SeparateEngines, SeparateReplica
 from .manager import RollingManager

@@ -9,10 +9,10 @@ import pytest
 
 from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.trajectory import Turn
-from recipe.async_dapo.separate.rolling_update import Phase
+from recipe.async_dapo.extensions.separate.rolling_update import Phase
 
+from ....support.simulation import at_each
 from ..support.rolling_world import RollingWorld
-from ..support.simulation import at_each
 
 SEPARATE = [one for one in RolloutStrategy if one is not RolloutStrategy.DISCARD]
 STRATEGIES = pytest.mark.parametrize("strategy", SEPARATE)

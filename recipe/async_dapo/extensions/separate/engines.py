@@ -16,8 +16,8 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.utils.device import get_resource_name
 from verl.workers.rollout.llm_server import LLMServerManager
 
-from ..engines.replica import AsyncDAPOReplica
-from ..training.engine_manager import EngineManager
+from ...engines.replica import AsyncDAPOReplica
+from ...training.engine_manager import EngineManager
 from .weights import WeightTaker
 
 logger = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.separate.rolling_round import RollingRound, RollingSpec
-from recipe.async_dapo.separate.rolling_update import OUT_SHARE, Phase, RollingUpdate
+from recipe.async_dapo.extensions.separate.rolling_round import RollingRound, RollingSpec
+from recipe.async_dapo.extensions.separate.rolling_update import OUT_SHARE, Phase, RollingUpdate
 
-from ..support.costly import costly
-from ..support.pool_run import N, fresh_group, generate
+from ....support.costly import costly
+from ....support.pool_run import N, fresh_group, generate
 
 WORKERS = 2
 PLACES = 2  # groups that a replica generates at once

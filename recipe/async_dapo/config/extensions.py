@@ -1,0 +1,93 @@
+"""Extensions: a capability in a folder of its own, `extensions/NAME/`, which can be left out of a copy of the recipe.
+
+No module imports an extension. `declared.py` of its folder says, as `DECLARED`, what is known before anything runs; the
+rest of it is loaded by name, by those that have chosen it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from .values import ConfigError, Rule
+
+FOLDER = Path(__file__).parents[1] / "extensions"
+PACKAGE = f"{__package__.rpartition('.')[0]}.{FOLDER.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What is known of an extension before anything runs. `declared.py` imports `config/` and `core/` at most.
+
+    Places where it plugs in are named as "module.attribute" of its folder; an empty one is not used.
+
+    Attributes:
+        together: rows that are judged as those of `TOGETHER` are, by the recipe's options, for the planner too.
+        rules: rows that are judged as those of `startup/rules.py` are, by all options.
+        metrics: that it adds to a step, without the prefix.
+        parts: the `Parts` of a run; at most one extension of a run has them.
+        wire: `wire(config, options)`, called once, in the first actor, before anything is built.
+    """
+
+    together: tuple[Rule, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    metrics: tuple[str, ...] = ()
+    parts: str = ""
+    wire: str = ""
+
+
+class Served(NamedTuple):
+    """An option's value that an extension serves.
+
+    Attributes:
+        key: of the option, from the top.
+        value: None = any but null.
+        extension: the name of its folder.
+    """
+
+    key: str
+    value: str | None
+    extension: str
+
+    def is_chosen(self, config: DictConfig) -> bool:
+        value = OmegaConf.select(config, self.key)
+        return value is not None and self.value in (None, value)
+
+
+# It stands here, and not in the folders, so that a copy without one of them says which.
+SERVED = (Served("async_dapo.placement", "separate", "separate"),)
+
+
+@cache
+def declared() -> Mapping[str, Declared]:
+    """What the extensions in this copy declare, by their names, in order."""
+    found = sorted(file.parent.name for file in FOLDER.glob("*/declared.py"))
+    return {name: load(name, "declared.DECLARED") for name in found}
+
+
+def load(name: str, place: str) -> Any:
+    """A "module.attribute" of an extension."""
+    module, _, attribute = place.rpartition(".")
+    return getattr(import_module(f"{PACKAGE}.{name}.{module}"), attribute)
+
+
+def check_in_copy(config: DictConfig) -> None:
+    """
+    Raises:
+        ConfigError: for a value whose extension is not in this copy.
+    """
+    for one in SERVED:
+        if one.is_chosen(config) and one.extension not in declared():
+            remedy = f"extensions/{one.extension} is not in this copy; copy that folder too, or choose another value"
+            raise ConfigError(one.key, OmegaConf.select(config, one.key), remedy)
+
+
+def chosen(config: DictConfig) -> list[str]:
+    """The extensions that a run has: those whose value is chosen, and those that no option turns on."""
+    optional = {one.extension for one in SERVED}
+    asked = {one.extension for one in SERVED if one.is_chosen(config)}
+    return [name for name in declared() if name in asked or name not in optional]

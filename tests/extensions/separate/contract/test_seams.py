@@ -1,0 +1,44 @@
+"""What is relied on elsewhere: actors that start fast, titles of processes, training workers, declared metrics."""
+
+import re
+
+import pytest
+
+from benchmarks.faults.victims import TITLES
+from recipe.async_dapo.config.values import RolloutStrategy
+from recipe.async_dapo.extensions.separate.balancer import RollingLoadBalancer
+from recipe.async_dapo.extensions.separate.declared import DECLARED
+from recipe.async_dapo.extensions.separate.trainer import SeparateTrainer
+from recipe.async_dapo.record.keys import PREFIX
+
+from ....support.chosen_workers import assert_policies_read_positions
+from ....support.light_imports import HEAVY, assert_imports_without
+from ....support.simulated_cluster import Cluster
+from ....support.simulated_options import options
+from ....support.simulated_worker import random_task
+from ..support.separate_cluster import SeparateCluster, separate_options
+
+EXTENSION = "recipe.async_dapo.extensions.separate"
+
+
+def test_a_process_that_gets_a_handle_of_an_actor_imports_nothing_that_is_heavy() -> None:
+    assert_imports_without(HEAVY, (f"{EXTENSION}.balancer", f"{EXTENSION}.coordinator"))
+
+
+def test_given_the_load_balancers_process_then_the_fault_matrix_finds_it_by_its_title() -> None:
+    assert re.match(TITLES["load balancer"], f"ray::{RollingLoadBalancer.__name__}.method")
+
+
+def test_given_all_models_when_their_workers_are_chosen_then_policies_read_positions_of_pictures(monkeypatch):
+    assert_policies_read_positions(monkeypatch, SeparateTrainer)
+
+
+def test_the_metrics_that_it_adds_to_a_step_are_those_that_it_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, shared = separate_options(RolloutStrategy.PARTIAL), options(rollout_strategy=RolloutStrategy.PARTIAL)
+    emitted = []
+    for kind, opts in ((SeparateCluster, own), (Cluster, shared)):
+        with monkeypatch.context() as patch:
+            cluster = kind(patch, opts, task=random_task(0))
+            emitted.append(set(cluster.step()))
+        cluster.close()
+    assert emitted[0] - emitted[1] == {PREFIX + name for name in DECLARED.metrics}

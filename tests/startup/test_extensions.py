@@ -1,0 +1,21 @@
+"""A copy of the recipe may lack an extension: its option's value is refused by name, and nothing else changes."""
+
+import pytest
+
+from recipe.async_dapo.config import extensions
+from recipe.async_dapo.config.extensions import SERVED
+
+from ..support.composed_runs import of_options
+
+
+@pytest.mark.parametrize("one", SERVED, ids=str)
+def test_a_value_whose_extension_is_not_in_this_copy_is_refused_by_name(run, monkeypatch, tmp_path, one):
+    monkeypatch.setattr(extensions, "FOLDER", tmp_path)
+    extensions.declared.cache_clear()
+    try:
+        assert not of_options(run())
+        errors = of_options(run(f"{one.key}={one.value or 1}"))
+    finally:
+        extensions.declared.cache_clear()
+    wanted = f"{one.key}={one.value or 1}: extensions/{one.extension} is not in this copy; copy that folder too, "
+    assert [error for error in errors if error.startswith(wanted)], errors
