@@ -9,7 +9,6 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from ..core.concurrency import EngineLoad
 from ..runtime.aio import RECONNECT_S, await_all
 
 logger = logging.getLogger(__name__)
@@ -64,16 +63,15 @@ class EngineLives:
         self.lost[address] = f"{self._names.get(address, address)} {why}"
         logger.critical("%s; engines left: %d", self.lost[address], len(self.alive))
 
-    async def tell_all(self, method: str, *args: Any, but: Collection[str] = ()) -> dict[str, EngineLoad]:
-        """Tell every engine, but some. Returns what those that still live then, and have something to say, say of
-        themselves."""
+    async def tell_all(self, method: str, *args: Any, but: Collection[str] = ()) -> dict[str, Any]:
+        """Tell every engine, but some. Returns what those that still live then, and have something to say, answer."""
         told = [address for address in self.alive if address not in but]
         answers = zip(told, await await_all(self.tell(address, method, *args) for address in told), strict=True)
-        return {address: load for address, load in answers if load is not None and address in self.alive}
+        return {address: answer for address, answer in answers if answer is not None and address in self.alive}
 
-    async def tell(self, address: str, method: str, *args: Any) -> EngineLoad | None:
-        """Tell an engine, again if it cannot be reached: all of these calls may arrive twice. Returns what it says of
-        itself; None if it says nothing or is lost."""
+    async def tell(self, address: str, method: str, *args: Any) -> Any:
+        """Tell an engine, again if it cannot be reached: all of these calls may arrive twice. Returns what it answers;
+        None if it says nothing or is lost."""
         if (server := self.alive.get(address)) is None:
             return None
         try:
@@ -83,7 +81,7 @@ class EngineLives:
             self.lose(address, f"has not answered to {method} within async_dapo.engine_timeout_s={self._timeout_s}")
             return None
 
-    async def _call(self, address: str, server: ActorHandle, method: str, *args: Any) -> EngineLoad | None:
+    async def _call(self, address: str, server: ActorHandle, method: str, *args: Any) -> Any:
         while address in self.alive:
             try:
                 return await getattr(server, method).remote(*args)

@@ -193,6 +193,10 @@ class GlobalLoadBalancer:
         """Ask every server, or some, for a sign of life; one that is dead or silent is lost."""
         await await_all(self._lives.tell(server_id, "ping") for server_id in server_ids or list(self._lives.alive))
 
+    async def parameter_types(self) -> list[Any]:
+        """Of every process of every engine, see `WireType`."""
+        return [types for told in (await self._lives.tell_all("parameter_types")).values() for types in told]
+
     async def sleep(self) -> None:
         """Have every engine free its accelerator memory, once its data-parallel ranks are at rest."""
         await self._lives.tell_all("wait_for_requests_to_drain")

@@ -25,6 +25,7 @@ from ..core.concurrency import EngineLoad
 from ..runtime.logs import engine_exception, show_logs
 from ..runtime.verl_version import check_versions
 from ..weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine
+from ..weights.wire import EngineTypes
 from .engine import RequestTable, RunningRequest, StampingEngine
 from .host_kv import transfer_config
 from .load_meter import LoadMeter, Meter
@@ -202,6 +203,11 @@ class AsyncDAPOServer(vLLMHttpServer):
 
     async def processes(self) -> EngineProcesses:
         return EngineProcesses.of_this_server(ray.util.get_node_ip_address())
+
+    async def parameter_types(self) -> list[EngineTypes]:
+        """Of each process of this engine."""
+        types: list[EngineTypes] = await self.engine.collective_rpc("parameter_types")
+        return types
 
     async def ping(self) -> None:
         """Answers when the engine core does, between two of its steps."""

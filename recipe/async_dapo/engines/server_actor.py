@@ -27,6 +27,7 @@ METHODS = (
     "go_on",
     "launch_server",
     "open_submission_gate",
+    "parameter_types",
     "ping",
     "processes",
     "reattach",

@@ -145,6 +145,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _setup(self) -> None:
         super()._setup()
         self.checkpoint_manager = self._engines = self._manage_engines(self.checkpoint_manager)
+        self._engines.choose_wire_type()
         self._choose_passes()
 
     def _choose_passes(self) -> None:

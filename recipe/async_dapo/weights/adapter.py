@@ -23,6 +23,7 @@ from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 from ..runtime.aio import RECONNECT_S
 from .stream import CUSTOM_OPTIONS, NamedTensor, private_handle, run_name, sockets_folder, with_proof
+from .wire import WireType
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +129,13 @@ class WeightSender(ServerAdapter):
 
     It meets the engine at its run's own socket, proves what it sends, and tells the engine over Ray what to expect. An
     engine that listens to another run raises `WeightsMismatch`, here as well.
+
+    Attributes:
+        wire: what weights are cast to; None: nothing is. Adapters are small, and stay as they are.
     """
 
     zmq_handle: str
+    wire: WireType | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -154,7 +159,9 @@ class WeightSender(ServerAdapter):
         self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **kwargs: Any
     ) -> None:
         assert wire_format == "named_tensors", f"wire_format={wire_format}: engines share the trainer's GPUs"
-        await self.pass_on(with_proof(weights, run=self._run, version=global_steps), version=global_steps, **kwargs)
+        is_adapter = kwargs.get("peft_config") and kwargs.get("base_sync_done")
+        sent = weights if self.wire is None or is_adapter else self.wire.cast(weights)
+        await self.pass_on(with_proof(sent, run=self._run, version=global_steps), version=global_steps, **kwargs)
 
     @torch.no_grad()
     async def pass_on(self, weights: AsyncIterator[NamedTensor], *, version: int | None, **kwargs: Any) -> None:

@@ -2,8 +2,10 @@
 `async_dapo.importance_sampling=mixture`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -12,6 +14,7 @@ from .adapter import WeightSender
 from .position_ids import PositionsTrainingWorker
 from .route_replay import RouteReplay
 from .snapshots import WeightSnapshots
+from .wire import EngineTypes, WireType
 
 _FSDP = ("fsdp2", "fsdp")  # verl's other training engines have a router replay
 
@@ -22,6 +25,7 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
     actor_worker_cls = ref_worker_cls = PositionsTrainingWorker
     rollout: Any
     snapshots: WeightSnapshots
+    wire: WireType | None = None  # what weights are sent as; None: as they are
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -32,6 +36,15 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
         if self._is_actor and self.config.actor.strategy in _FSDP and self.config.rollout.enable_rollout_routing_replay:
             RouteReplay(self.actor.engine)
         collect_cycles_as_usual()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def send_as(self, engines: Sequence[EngineTypes]) -> None:
+        """All ranks decide alike: they gather each tensor together."""
+        module = self.actor.engine.module
+        named = [*module.named_parameters(), *module.named_buffers()] if isinstance(module, torch.nn.Module) else []
+        self.wire = WireType.agreed(engines, [name for name, _ in named])
+        if self.rollout is not None:
+            self.rollout.wire = self.wire
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_snapshots(self) -> None:

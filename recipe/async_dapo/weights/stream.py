@@ -23,9 +23,9 @@ import torch
 from verl.workers.rollout.utils import ensure_async_iterator
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-logger = logging.getLogger(__name__)
+from .wire import EngineTypes, NamedTensor, types_of
 
-NamedTensor = tuple[str, torch.Tensor]
+logger = logging.getLogger(__name__)
 
 PROOF = "async_dapo.weight_proof"  # travels as a tensor of this name
 
@@ -149,6 +149,9 @@ class WeightReceiver(vLLMColocateWorkerExtension):
             raise WeightsNotLoaded(f"{engine}: could not load weights of version {expected_version}: {self._failure}")
         if self._proof != (expected := self._checksum.proof(str(expected_run), expected_version)):
             raise WeightsMismatch(f"{engine}: expected weights of {expected}; found {self._proof}")
+
+    def parameter_types(self) -> EngineTypes:
+        return types_of(self._iter_all_models(), self.model_runner.vllm_config.model_config.dtype)
 
     def _update_weights(self, weights: list[NamedTensor], **kwargs: Any) -> None:
         arrived = []

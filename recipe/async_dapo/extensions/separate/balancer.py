@@ -33,7 +33,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
     Args:
         options: as of `GlobalLoadBalancer`, and `rolling`: `drains`, `max_lag` as of `RollingUpdate`; `pause_mode`,
             what becomes of requests of an engine that is updated (`abort`, `hold`). An engine's workers, too, may take
-            `engine_timeout_s` at most to bring it weights.
+            `engine_timeout_s` at most to bring it a bucket of weights.
     """
 
     def __init__(self, servers: dict[str, ActorHandle], options: dict[str, Any]) -> None:
@@ -44,6 +44,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._buckets: list[ObjectRef] = []  # of the newest version
         self._workers: dict[str, list[ActorHandle]] = {}  # beside the engines
         self._running: dict[str, asyncio.Task[None]] = {}  # updates
+        self._limits: dict[str, asyncio.Timeout] = {}  # of engines that take weights
         self._generating: set[str] = set()  # told to since the last stop, and not stopped for an update
         self._closed_s: dict[str, float] = {}  # servers that take no requests -> since when, monotonic
         self._updates_s: list[float] = []  # that engines took no requests for new weights, since this was asked last
@@ -71,6 +72,11 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._buckets = list(buckets)
         self._updates.publish(version)
         self._move()
+
+    async def note_progress(self, server_id: str) -> None:
+        """An engine has taken one more bucket of weights, and may take as long for the next."""
+        if (limit := self._limits.get(server_id)) is not None and not limit.expired():
+            limit.reschedule(asyncio.get_running_loop().time() + self._engine_timeout_s)
 
     async def caught_up(self) -> None:
         """Wait until every engine that is left has the newest weights."""
@@ -177,7 +183,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             await self._bring_up_to_date(server_id)
         except TimeoutError:
             limit = f"async_dapo.engine_timeout_s={self._engine_timeout_s:g}"
-            self._lives.lose(server_id, f"has not taken new weights within {limit}")
+            self._lives.lose(server_id, f"has not taken a bucket of new weights within {limit}")
         except RayError as error:
             self._lives.lose(server_id, f"has not taken new weights: {_last_line_of(error)}")
 
@@ -189,8 +195,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             if server_id not in self._lives.alive:
                 return
             version, buckets = self._updates.take_newest(server_id), self._buckets
-            async with asyncio.timeout(self._engine_timeout_s):
-                await await_all(worker.take_weights.remote(version, buckets) for worker in self._workers[server_id])
+            await self._bring(server_id, version, buckets)
             await self._let_go_on(server_id)
             phase = self._updates.updated(server_id)
             if phase is None:
@@ -202,6 +207,17 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         del self._running[server_id]
         self._deliver(self._table.reopen(server_id))
         self._note_update()
+
+    async def _bring(self, server_id: str, version: int, buckets: Sequence[ObjectRef]) -> None:
+        """
+        Raises:
+            TimeoutError: when no bucket has been taken within the engine's time limit.
+        """
+        try:
+            async with asyncio.timeout(self._engine_timeout_s) as self._limits[server_id]:
+                await await_all(worker.take_weights.remote(version, buckets) for worker in self._workers[server_id])
+        finally:
+            self._limits.pop(server_id, None)
 
     async def _let_go_on(self, server_id: str) -> None:
         """Unless generation has been stopped, for all; that may happen meanwhile, and end again."""

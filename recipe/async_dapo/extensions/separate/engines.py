@@ -122,9 +122,15 @@ class SeparateEngines(EngineManager):
         self._ask(self._balancer.publish.remote(global_steps, self._leave_weights(global_steps)))
         if not self._have_enrolled:
             workers = {replica.server_address: replica.workers for replica in self.replicas}
+            self._have_progress_told(self.replicas)
             self._ask(self._balancer.enroll.remote(workers))
             self._have_enrolled = True
             self.await_newest_weights()
+
+    def _have_progress_told(self, replicas: Sequence[AsyncDAPOReplica]) -> None:
+        for replica in replicas:
+            for worker in replica.workers:
+                worker.tell_progress_to.remote(self._balancer, replica.server_address)
 
     def _leave_weights(self, version: int) -> Sequence[ObjectRef]:
         """Where the trainer's weights are."""
@@ -141,6 +147,7 @@ class SeparateEngines(EngineManager):
     def _take_in_started(self) -> None:
         for replica in self._replacements.take_started():
             self.replicas.append(replica)
+            self._have_progress_told([replica])
             self._ask(self._balancer.join.remote(replica.server_address, replica.server_handle, replica.workers))
             self._watch(replica)
             logger.warning("%s has joined; engines: %d", replica, len(self.replicas))

@@ -4,7 +4,7 @@ come. Ray frees a version when nothing refers to it any more.
     training rank 0: tensors, then their proof --put--> buckets --Ray, once a node--> an engine's workers --> vLLM
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import ray
@@ -30,8 +30,15 @@ async def leave_in_store(weights: AsyncIterator[NamedTensor]) -> list[ObjectRef]
     return [*buckets, ray.put(tensors)] if tensors else buckets
 
 
-async def take_from_store(buckets: Sequence[ObjectRef]) -> AsyncIterator[NamedTensor]:
-    """The tensors of all buckets, which may have been left on another node."""
+async def take_from_store(
+    buckets: Sequence[ObjectRef], on_taken: Callable[[], None] = lambda: None
+) -> AsyncIterator[NamedTensor]:
+    """The tensors of all buckets, which may have been left on another node.
+
+    Args:
+        on_taken: called when all tensors of a bucket have been taken.
+    """
     for bucket in buckets:
         for name, shape, dtype, data in await bucket:
             yield name, torch.tensor(data).view(dtype).view(shape)  # a copy: Ray's memory is read-only
+        on_taken()

@@ -178,6 +178,16 @@ def test_given_weights_that_cannot_be_brought_then_their_engine_is_ended_and_the
     assert [replica.replica_rank for replica in cluster.engines.replicas] == [0, 2]
 
 
+def test_given_weights_that_take_longer_than_the_limit_of_a_bucket_then_no_engine_is_ended(start) -> None:
+    """What each bucket may take is what a call to an engine may take: a large model has more of them."""
+    cluster = start(separate_options(RolloutStrategy.PARTIAL), SeparateCluster, num_servers=2)
+    for taker in cluster.takers.values():
+        taker.transfer_s, taker.buckets = 0.75 * cluster.options.engine_timeout_s, 4
+    cluster.steps(3)
+    cluster.engines.await_newest_weights()
+    assert cluster.versions() == {"server-0": 3, "server-1": 3}
+
+
 def test_given_a_dead_engine_whose_processes_cannot_be_ended_then_the_run_goes_on_and_leaves_its_gpus(
     start, monkeypatch
 ) -> None:

@@ -3,6 +3,7 @@ engines generate. `Cluster` is the run on shared GPUs.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +51,8 @@ class WeightTaker:
     """The worker beside an engine, which looks at what the engine does meanwhile.
 
     Attributes:
-        transfer_s: of an update [s].
+        transfer_s: of a bucket of weights [s].
+        buckets: of an update [count].
         fails: what it raises instead; None = nothing.
         hangs: it never ends.
         taken: versions, in order.
@@ -61,11 +63,16 @@ class WeightTaker:
         self._server = server
         self._strategy = strategy
         self.transfer_s = transfer_s
+        self.buckets = 1
+        self._note_progress: Callable[[], Any] = lambda: None
         self.fails: Exception | None = None
         self.hangs = False
         self._never = asyncio.Event()  # held, as nothing else would keep a call that hangs
         self.taken: list[int] = []
         self.is_well_asked = True
+
+    async def tell_progress_to(self, balancer: FakeHandle, server_id: str) -> None:
+        self._note_progress = lambda: balancer.note_progress.remote(server_id)
 
     async def take_weights(self, version: int, buckets: list[str]) -> None:
         server: ScriptedServer = self._server.target
@@ -75,7 +82,10 @@ class WeightTaker:
             raise self.fails
         if self.hangs:
             await self._never.wait()
-        await asyncio.sleep(self.transfer_s)
+        for left in reversed(range(self.buckets)):
+            await asyncio.sleep(self.transfer_s)
+            if left:
+                self._note_progress()
         self.is_well_asked &= not server.generates
         server.global_steps = version
         self.taken.append(version)

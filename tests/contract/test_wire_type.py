@@ -1,0 +1,114 @@
+"""Weights that are cast before they are sent: what ranks gather, and what parameters of vLLM's models have then."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from vllm.config import set_current_vllm_config
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
+from recipe.async_dapo.weights.wire import NamedTensor, WireType, end_of, types_of
+from recipe.async_dapo_lab.gpu_check.families import TinyModel
+
+from ..support.composed_runs import compose_run, valid_overrides, write_files
+from ..support.families import glm4_moe, qwen3_5
+from ..support.ranks import run_ranks
+from .test_merged_weights import OVERRIDES
+
+RANKS = 2
+BF16 = torch.bfloat16
+
+
+@torch.no_grad()
+def check_what_ranks_gather(files: Path) -> None:
+    config = compose_run([*valid_overrides(files), *OVERRIDES])
+    worker = AsyncDAPOActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
+    ActorRolloutRefWorker.init_model(worker)
+    worker.rollout = None
+    engine, gathered = worker.actor.engine, []
+    full_tensor = DTensor.full_tensor
+
+    def gather(shard: DTensor) -> torch.Tensor:
+        gathered.append(shard.dtype)
+        return full_tensor(shard)
+
+    DTensor.full_tensor = gather
+    as_held = dict(engine.get_per_tensor_param()[0])
+    assert set(gathered) == {torch.float32} and len(as_held) > 10
+    for kept, types in ([], {BF16}), (["norm.weight"], {torch.float32}):
+        worker.send_as([("bfloat16", kept)])
+        gathered.clear()
+        sent = dict(worker.wire.cast(engine.get_per_tensor_param()[0]))
+        assert set(gathered) == types, "cast after it was gathered, or although some must not be"
+        assert {name.endswith("norm.weight") for name, one in sent.items() if one.dtype is torch.float32} <= {True}
+        assert all(torch.equal(sent[name], one.to(sent[name].dtype)) for name, one in as_held.items())
+    worker.send_as([("bfloat16", ["experts.router_bias"])])  # the trainer knows no such name
+    assert worker.wire is None
+
+
+def test_given_two_ranks_when_all_may_be_cast_then_shards_are_cast_before_they_are_gathered(tmp_path) -> None:
+    write_files(tmp_path)
+    run_ranks(check_what_ranks_gather, tmp_path, ranks=RANKS)
+
+
+FAMILIES: dict[str, tuple[Callable[[Any], Any], bool, list[str]]] = {
+    "a router with a bias": (glm4_moe, False, ["gate.e_score_correction_bias", "gate.weight"]),
+    "linear attention": (qwen3_5, True, ["linear_attn.A_log"]),
+}
+
+
+def engine_of(model: Path, meeting: str) -> torch.nn.Module:
+    """vLLM's model, without weights."""
+    config = EngineArgs(model=str(model), dtype="bfloat16", max_model_len=64, enforce_eager=True).create_engine_config()
+    with set_current_vllm_config(config), set_default_torch_dtype(BF16):
+        init_distributed_environment(1, 0, meeting, 0, "gloo")
+        initialize_model_parallel()
+        return initialize_model(config)
+
+
+def loaded(engine: torch.nn.Module, weights: Iterable[NamedTensor]) -> dict[str, bytes]:
+    """The bits of its parameters, once it has loaded a stream."""
+    for parameter in engine.parameters():
+        parameter.data.zero_()
+    engine.load_weights(iter(weights))
+    return {name: one.data.view(torch.uint8).numpy().tobytes() for name, one in engine.named_parameters()}
+
+
+def check_engine(folder: Path) -> None:
+    make, has_pictures, wide = FAMILIES[Path(folder, "family").read_text()]
+    model = TinyModel(make=make, has_pictures=has_pictures).write(folder / "made").model
+    weights = {name: torch.randn_like(one) for name, one in load_file(model / "model.safetensors").items()}
+    engine = engine_of(model, f"file://{folder}/vllm")
+    types = types_of([engine], BF16)
+    assert types == ("bfloat16", wide)
+    wire = WireType.agreed([types], weights)
+    assert wire is not None
+    sent = list(wire.cast(weights.items()))
+    assert sum(one.nbytes for _, one in sent) < 0.51 * sum(one.nbytes for one in weights.values())
+    as_held = loaded(engine, weights.items())
+    assert sum(map(any, as_held.values())) > 10
+    assert _others(as_held, loaded(engine, sent)) == set()
+    all_cast = loaded(engine, WireType(dtype=BF16).cast(weights.items()))
+    assert {end_of(name) for name in _others(as_held, all_cast)} == set(wide), "keeping them was for nothing"
+
+
+def _others(one: dict[str, bytes], other: dict[str, bytes]) -> set[str]:
+    return {name for name, bits in one.items() if bits != other[name]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_given_a_bf16_engine_when_weights_are_cast_before_they_are_sent_then_its_parameters_have_the_same_bits(
+    family, tmp_path
+) -> None:
+    Path(tmp_path, "family").write_text(family)
+    run_ranks(check_engine, tmp_path)
