@@ -37,7 +37,7 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
             RouteReplay(self.actor.engine)
         collect_cycles_as_usual()
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def send_as(self, engines: Sequence[EngineTypes]) -> None:
         """All ranks decide alike: they gather each tensor together."""
         module = self.actor.engine.module
