@@ -46,7 +46,8 @@ class EngineManager(CheckpointEngineManager):
         """Have weights sent in the type of the engines' parameters. Engines that start in the place of others are
         of the same kind."""
         types = self._ask(self._balancer.parameter_types.remote())
-        ray.get(self.actor_wg.send_as(types), timeout=self._options.stop_timeout_s)
+        if types:  # a trainer may have its engines later
+            ray.get(self.actor_wg.send_as(types), timeout=self._options.stop_timeout_s)
 
     def _watch(self, replica: AsyncDAPOReplica) -> None:
         self._ask(self._balancer.watch.remote(replica.server_address, str(replica), replica.servers))
