@@ -211,3 +211,10 @@ def test_drafts_make_rollouts_shorter_and_change_no_decision_of_a_fixed_pool():
 def test_what_is_not_said_of_drafts_is_named():
     with pytest.raises(ConfigError, match="drafts_accepted=None: say how many tokens of drafts are accepted"):
         small_scenario().step_cost(drafts=True)
+
+
+def test_engines_with_kv_in_host_memory_pay_for_the_steps_that_are_not_planned_ahead() -> None:
+    scenario = small_scenario(drafts_accepted=0.4, drafts_accepted_ratio=0.27)
+    plain, host_kv = scenario.step_cost(), scenario.step_cost(host_kv=True)
+    assert host_kv.decode_s(10, 8, 1000) - plain.decode_s(10, 8, 1000) == pytest.approx(10 * 0.002)
+    assert scenario.step_cost(drafts=True, host_kv=True) == scenario.step_cost(drafts=True)

@@ -103,6 +103,10 @@ host_kv rollout.enable_rollout_routing_replay=True -> rollout.enable_rollout_rou
 host_kv vllm.kv_transfer_config={kv_connector:a} -> vllm.kv_transfer_config=null
 host_kv vllm.kv-offloading-size=4 -> vllm.kv-offloading-size=null
 host_kv vllm.decode_context_parallel_size=2 -> vllm.decode_context_parallel_size=1
+host_kv vllm.async_scheduling=True -> vllm.async_scheduling=null
+host_kv async_dapo.drafts=mtp -> async_dapo.drafts=suffix
+host_kv vllm.speculative_config={model:a/head} rollout.load_format=auto -> vllm.speculative_config=null
+host_kv megatron head -> async_dapo.host_kv_gib=null async_dapo.rollout_strategy=partial
 +rollout.enable_sleep_mode=False -> rollout.free_cache_engine=False
 megatron rollout.enable_rollout_routing_replay=True -> actor.megatron.router_replay.mode=R3
 replay vllm.decode_context_parallel_size=2 -> rollout.enable_rollout_routing_replay=False

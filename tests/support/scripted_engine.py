@@ -175,7 +175,7 @@ def start_server(
             full_determinism=False,
             enable_rollout_routing_replay=isinstance(engine, ScriptedEngine),  # vLLM gives them of experts alone
             mtp=None,
-            custom={CUSTOM_OPTIONS: {"delivery_tok": delivery_tok}},
+            custom={CUSTOM_OPTIONS: {"delivery_tok": delivery_tok, "engine_timeout_s": 120.0}},
             get=lambda key, default: default,
         )
         self.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})

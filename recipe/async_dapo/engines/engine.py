@@ -67,6 +67,7 @@ class RequestTable:
 
     def __init__(self) -> None:
         self.is_aborting = False  # everything that is admitted is unwanted
+        self.chunks = 0  # that the engine has yielded
         self._requests: dict[str, RunningRequest] = {}
         self._aborted_before = RecentDict[str, None]()
 
@@ -112,6 +113,7 @@ class RequestTable:
 
     def take_chunk(self, request_id: str, chunk: RequestOutput, version: int) -> None:
         """Move the tokens of a chunk, if they are still wanted, into the record of its request."""
+        self.chunks += 1
         request = self._requests.get(request_id)
         for completion in chunk.outputs:
             if request is not None:

@@ -10,6 +10,10 @@ request is interrupted:
     sleep      begins when nothing is left to copy; the KV cache is gone
     next round the prefix of a request that is continued is found by its hashes, and copied back by vLLM
 
+With such a connector vLLM frees the blocks of a preempted request a step later where it schedules asynchronously, its
+default on GPUs. A full cache then preempts most of the running requests in one step, one after the other. So engines
+schedule synchronously here.
+
 A stop aborts all requests at once. What is aborted while others go on, as the siblings of a trajectory that failed, is
 not wanted any more, and is not copied.
 

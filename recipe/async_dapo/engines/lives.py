@@ -17,8 +17,9 @@ logger = logging.getLogger(__name__)
 class EngineLives:
     """The engines that live, by the addresses of their servers, and what became of those that are lost.
 
-    An engine is lost when a call finds one of its servers dead, be it only the call that waits for that, or when it has
-    not answered in time. It never comes back: one that starts in its place is another.
+    An engine is lost when a call finds one of its servers dead, be it only the call that waits for that, when it has
+    not answered in time, or when it answers and generates nothing. It never comes back: one that starts in its place
+    is another.
 
     Args:
         engines: address -> vLLM server actor.
@@ -80,6 +81,11 @@ class EngineLives:
         except TimeoutError:
             self.lose(address, f"has not answered to {method} within async_dapo.engine_timeout_s={self._timeout_s}")
             return None
+
+    async def look_after(self, address: str) -> None:
+        """Ask an engine for a sign of life. It is lost if it is dead or silent, or says that it stands still."""
+        if (wrong := await self.tell(address, "ping")) is not None:
+            self.lose(address, wrong)
 
     async def _call(self, address: str, server: ActorHandle, method: str, *args: Any) -> Any:
         while address in self.alive:

@@ -190,8 +190,8 @@ class GlobalLoadBalancer:
         self._lives.watch(server_id, name, servers)
 
     async def look_after_servers(self, server_ids: Sequence[str] | None = None) -> None:
-        """Ask every server, or some, for a sign of life; one that is dead or silent is lost."""
-        await await_all(self._lives.tell(server_id, "ping") for server_id in server_ids or list(self._lives.alive))
+        """Ask every server, or some, for a sign of life; one that is dead, silent or stands still is lost."""
+        await await_all(self._lives.look_after(server_id) for server_id in server_ids or list(self._lives.alive))
 
     async def parameter_types(self) -> list[Any]:
         """Of every process of every engine, see `WireType`."""

@@ -22,6 +22,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..config.values import SpeculativeConfig
 from ..core.concurrency import EngineLoad
+from ..core.standstill import STANDSTILL_TIMES, Standstill
 from ..runtime.logs import engine_exception, show_logs
 from ..runtime.verl_version import check_versions
 from ..weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine
@@ -126,6 +127,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._delivers = asyncio.Event()
         self._delivers.set()
         self._requests = RequestTable()
+        self._standstill = Standstill()
         self.engine: Any = None
         self._meter: Meter | None = None
 
@@ -157,6 +159,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         if (gib := self._own_options.get("host_kv_gib")) is not None:
             ranks = self.config.tensor_model_parallel_size * self.config.pipeline_model_parallel_size
             engine_kwargs["kv_transfer_config"] = transfer_config(gib, ranks)
+            engine_kwargs["async_scheduling"] = False  # see `host_kv`
         drafts = SpeculativeConfig.of(engine_kwargs)
         if drafts is None:
             return
@@ -209,9 +212,15 @@ class AsyncDAPOServer(vLLMHttpServer):
         types: list[EngineTypes] = await self.engine.collective_rpc("parameter_types")
         return types
 
-    async def ping(self) -> None:
-        """Answers when the engine core does, between two of its steps."""
+    async def ping(self) -> str | None:
+        """Answers when the engine core does, between two of its steps; says what is wrong where it stands still."""
         await self.engine.is_sleeping()
+        requests = 0 if self._is_stopped else len(self._requests.running())
+        now_s = asyncio.get_running_loop().time()
+        still_s = self._standstill.look(now_s, requests=requests, outputs=self._requests.chunks)
+        if still_s <= STANDSTILL_TIMES * self._own_options["engine_timeout_s"]:
+            return None
+        return f"answers, but has yielded no token for {still_s:.0f} s, with {requests} requests in flight"
 
     @property
     def load(self) -> EngineLoad | None:

@@ -417,6 +417,16 @@ RULES: tuple[Rule, ...] = (
            "does not go with async_dapo.host_kv_gib, which has a connector of its own; leave it out")
       for name, one in (("kv_transfer_config", None), ("kv_offloading_size", None),
                         ("decode_context_parallel_size", 1))),
+    Rule(_VLLM + "async_scheduling",
+         lambda it: it.options.host_kv_gib is not None and it.vllm.get("async_scheduling"),
+         "with async_dapo.host_kv_gib vLLM frees blocks a step late then, and a full cache preempts most requests at "
+         "once; leave it out"),
+    *(Rule(key, partial(lambda it, drafts: it.options.host_kv_gib is not None and drafts(it), drafts=drafts),
+           "with async_dapo.host_kv_gib requests that are copied back can wait for each other's blocks for ever; leave "
+           "it out, use async_dapo.drafts=suffix, or set async_dapo.host_kv_gib=null")
+      for key, drafts in (("async_dapo.drafts", lambda it: it.options.drafts is Drafts.MTP),
+                          (_VLLM + "speculative_config", lambda it: it.own_drafts and it.own_drafts.has_weights),
+                          (_MODEL + "mtp.enable_rollout", lambda it: own_head_drafts(it.rollout)))),
     Rule(_ROLLOUT + "enable_sleep_mode",
          lambda it: it.rollout.free_cache_engine and it.rollout.get("enable_sleep_mode") is False,
          "engines cannot sleep; set free_cache_engine=False too"),

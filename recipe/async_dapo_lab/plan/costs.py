@@ -25,6 +25,7 @@ class ServerConstants:
     other_memory_gb: float = 5.0  # activations, CUDA graphs, communication buffers, per GPU
     stop_s: float = 0.05  # from the stop to idle engines
     host_gb_s: float = 25.0  # of KV blocks to host memory, and back, per GPU
+    synchronous_step_ms: float = 2.0  # of a decode step where the next one is not planned meanwhile
     draft_step_ms: float = 3.0  # of a decode step with drafts, on the engine's host
     draft_request_ms: float = 0.05  # the same, per running request
     verify_flop_share: float = 0.55  # of peak, while drafted tokens are verified

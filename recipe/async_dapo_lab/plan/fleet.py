@@ -58,7 +58,8 @@ class Fleet:
     """
 
     def __init__(self, scenario: Scenario, options: AsyncDAPOConfig) -> None:
-        cost, most = scenario.step_cost(drafts=options.drafts is not None), scenario.max_num_seqs
+        cost = scenario.step_cost(drafts=options.drafts is not None, host_kv=options.host_kv_gib is not None)
+        most = scenario.max_num_seqs
         balance = options.balance(most_per_server=server_calls(most) - 1)
         self.engines = {f"server-{i}": Engine(cost, max_num_seqs=most) for i in range(scenario.num_servers)}
         self.balance, self.leases = balance, balance.leases

@@ -1,6 +1,6 @@
 """A setting to simulate: model, hardware, workload and batch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...async_dapo.config.values import ConfigError, ImportanceSampling
 from ...async_dapo.core.one_pass import why_two_passes
@@ -57,10 +57,12 @@ class Scenario:
     def num_gpus(self) -> int:
         return self.num_servers * self.tensor_parallel_size
 
-    def step_cost(self, *, drafts: bool = False) -> StepCost:
+    def step_cost(self, *, drafts: bool = False, host_kv: bool = False) -> StepCost:
         """
         Args:
             drafts: of engines that draft.
+            host_kv: of engines with `async_dapo.host_kv_gib`, which schedule synchronously. Those that draft do too:
+                their steps hold the price of it.
 
         Raises:
             ConfigError: when the model, or one whole trajectory, does not fit on a server, and for drafts of which is
@@ -75,7 +77,9 @@ class Scenario:
             longest_context_tok=self.prompt_len_tok + self.max_response_length,
         )
         cost = cost if self.measured is None else self.measured.apply(cost)
-        return cost.with_drafts(self._draft_cost()) if drafts else cost
+        if drafts:
+            return cost.with_drafts(self._draft_cost())
+        return replace(cost, base_s=cost.base_s + self.constants.synchronous_step_ms / 1e3) if host_kv else cost
 
     @property
     def copy_share(self) -> float:

@@ -137,7 +137,7 @@ class RehearsalOptions:
         """
         own = SpeculativeConfig.of(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
         drafts = own is not None or config.async_dapo.drafts is not None
-        return self.scenario(config).step_cost(drafts=drafts)
+        return self.scenario(config).step_cost(drafts=drafts, host_kv=config.async_dapo.host_kv_gib is not None)
 
 
 def assumed_gpu(config: DictConfig) -> Gpu:
