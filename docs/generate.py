@@ -10,6 +10,7 @@ import pandas as pd
 from benchmarks.defaults import draw as defaults
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.support.tables import markdown
+from benchmarks.verl_job import fitted as verl_job_fitted
 from benchmarks.verl_job import summary as verl_job
 from docs import declared
 from docs import evidence_tables as evidence
@@ -100,6 +101,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "defaults": evidence.grid,
         "grids": table(defaults.grids_table),
         "verl's job": table(verl_job.seconds_table),
+        "fitted": table(verl_job_fitted.table),
     },
     "docs/evidence/faults.md": {"fault matrix": evidence.struck},
     "docs/evidence/learning.md": {name: partial(evidence.learned, name) for name in LEARNED},

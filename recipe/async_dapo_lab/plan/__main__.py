@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from ...async_dapo.config.values import ConfigError, RolloutStrategy
 from .candidates import Candidate, baselines, kv_fits_beside_trainer, recipe_candidates
+from .fit import MODES, Fit, assumed_in_words, assumptions, fit, promise
 from .inputs import Inputs
 from .lengths import cut_below
 from .recommend import at_equal_share, recommend
+from .record import read_record
 from .report import as_json, describe, in_words, table
 from .scenario import Scenario
 from .sweep import Row, sweep
@@ -36,10 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    inputs = Inputs.load({name: value for name in Inputs.described() if (value := getattr(options, name)) is not None})
-    scenario = inputs.scenario()
+    given = {name: value for name in Inputs.described() if (value := getattr(options, name)) is not None}
     _check_outputs(options)
-    _say(describe(scenario))
+    fitted = _fitted(options, given)
+    inputs = Inputs.load(given) if fitted is None else fitted.inputs
+    scenario = inputs.scenario()
+    assumed = assumptions(given, {}) if fitted is None else fitted.assumed
+    said = (describe(scenario), "" if fitted is None else str(fitted), assumed_in_words(assumed))
+    _say("\n".join(filter(None, said)))
     if cut := cut_below(scenario.lengths, scenario.max_response_length):
         _say(cut)
     if scenario.measured is not None:
@@ -49,8 +56,20 @@ def _run(options: argparse.Namespace) -> None:
     advice = recommend(rows)
     _say(f"\n{table(rows, advice)}")
     _say(f"\n{in_words(advice)}")
+    promised = None if fitted is None else promise(fitted, given, rows)
+    if promised is not None:
+        _say(f"\n{promised}")
     if options.json is not None:
-        Path(options.json).write_text(as_json(inputs, scenario, rows, advice) + "\n")
+        Path(options.json).write_text(as_json(inputs, scenario, rows, advice, assumed, promised) + "\n")
+
+
+def _fitted(options: argparse.Namespace, given: dict[str, Any]) -> Fit | None:
+    """Engines and job of the run that a record is of."""
+    if options.record is not None:
+        return fit(read_record(options.record), given, options.recorded_mode)
+    if options.recorded_mode is not None:
+        raise ConfigError("recorded_mode", options.recorded_mode, "is the mode of a record; give --record, too")
+    return None
 
 
 def _strategies(inputs: Inputs, scenario: Scenario) -> list[RolloutStrategy]:
@@ -90,6 +109,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", help="write every measure of every row")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="COUNT", help="processes (default: all cores)"
+    )
+    parser.add_argument(
+        "--record",
+        metavar="FILE",
+        help="metrics of a run to plan from: verl's file logger, this recipe's steps.jsonl, wandb's history or CSV, a "
+        "folder of TensorBoard's events; the engines are fitted so that its step comes out",
+    )
+    parser.add_argument(
+        "--recorded-mode", metavar="MODE", help=f"that the record is of: {', '.join(MODES)} (default: the record tells)"
     )
     group = parser.add_argument_group("inputs")
     for name, (default, about) in Inputs.described().items():

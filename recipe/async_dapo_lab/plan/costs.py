@@ -95,6 +95,11 @@ class StepCost:
         """Seconds to admit a request: to compute the KV cache of its context, with quadratic attention."""
         return tokens * (self.prefill_token_s + self.prefill_token2_s * tokens)
 
+    def times(self, factor: float) -> "StepCost":
+        """Of an engine that takes so much longer for everything."""
+        seconds = ("base_s", "experts_s", "per_request_s", "per_kv_token_s", "prefill_token_s", "prefill_token2_s")
+        return replace(self, **{name: factor * getattr(self, name) for name in seconds})
+
     def with_drafts(self, drafts: DraftCost) -> "StepCost":
         """Of an engine that verifies drafts: what is a step here is the part of one that yields a token of each
         request. That some requests have more tokens accepted than others is not modelled.
@@ -218,7 +223,7 @@ def draft_cost(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCost:
-    """Seconds that the trainer needs between two rollouts: given as `fixed_s`, or by arithmetic.
+    """Seconds that the trainer needs between two rollouts: given as `fixed_s` and `fixed_log_prob_s`, or by arithmetic.
 
     With activation checkpointing, a training pass is four forward passes; recomputing log-probs is one.
     """
@@ -226,6 +231,7 @@ class TrainingCost:
     model: ModelShape
     flop_per_s: float  # of all GPUs together, reached
     fixed_s: float | None = None
+    fixed_log_prob_s: float = 0.0  # of a pass over a batch, where `fixed_s` is given
 
     def train_s(self, tokens: float, tokens_squared: float) -> float:
         """A training pass over sequences.
@@ -239,7 +245,7 @@ class TrainingCost:
         return 4 * self.log_prob_s(tokens, tokens_squared)
 
     def log_prob_s(self, tokens: float, tokens_squared: float) -> float:
-        """A forward pass over sequences; part of `fixed_s` where that is given."""
+        """A forward pass over sequences."""
         if self.fixed_s is not None:
-            return 0.0
+            return self.fixed_log_prob_s if tokens else 0.0
         return self.model.forward_flops(tokens, tokens_squared) / self.flop_per_s

@@ -63,7 +63,10 @@ class Inputs:
     length_correlation: Annotated[Share, "of lengths within a group [0-1]; measured if a file names groups"] = 0.5
     valid_share: Annotated[SomeShare, "share of groups that pass DAPO's filter [0-1]"] = 0.6
     reward_s: Annotated[FromZero, "from the end of a trajectory to its reward [s]"] = 0.0
-    training_s: Annotated[FromZero | None, "training and log-probs of a step [s]; null = from arithmetic"] = None
+    training_s: Annotated[FromZero | None, "training of a step [s]; null = from arithmetic, log-probs too"] = None
+    log_prob_s: Annotated[
+        FromZero, "with training_s: the pass of log-probs before an update, in steps that have one [s]"
+    ] = 0.0
     training_flop_share: Annotated[SomeShare, "of peak that training reaches [0-1]"] = 0.35
     updates: Annotated[
         Count, "of a step: mini-batches times epochs; before a single one no log-probs are computed [count]"
@@ -76,6 +79,7 @@ class Inputs:
     step_overhead_ms: Annotated[FromZero, "of one decode step, on top of memory traffic [ms]"] = 5.0
     request_overhead_ms: Annotated[FromZero, "of one decode step, per running request [ms]"] = 0.12
     prefill_flop_share: Annotated[SomeShare, "of peak that prefill reaches [0-1]"] = 0.15
+    engine_factor: Annotated[Positive, "seconds of the engines over those of the constants; --record fits it"] = 1.0
     calibrate: Annotated[str | None, "JSONL record of a real engine, whose decode step replaces the constants"] = None
     drafts_accepted: Annotated[
         DraftTok | None, "drafted tokens that a request has accepted in a step, on average [tokens]; null = no drafts"

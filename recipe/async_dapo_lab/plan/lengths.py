@@ -122,7 +122,7 @@ def _normal_share(z: float) -> float:
     return 0.5 * (1 + math.erf(z / math.sqrt(2)))
 
 
-def _fit_lengths(steps: Sequence[Mapping[str, float]], *, path: str, correlation: float) -> LogNormalLengths:
+def fit_lengths(steps: Sequence[Mapping[str, float]], *, path: str, correlation: float) -> LogNormalLengths:
     """A log-normal fitted to the metrics of an earlier run, as verl's `file` logger writes them: no length is in there.
 
     They have a step's mean and its longest response: of N log-normal ones the longest is at a known normal score, and
@@ -184,7 +184,7 @@ def load_lengths(path: str, *, default_correlation: float) -> LengthModel:
     values = read_jsonl(Path(path), key="lengths", wanted="a JSONL file, or set length_median_tok")
     rows = [value if isinstance(value, dict) else {_LENGTH_KEY: value} for value in values]
     if steps := [row["data"] for row in rows if isinstance(row.get("data"), Mapping)]:
-        return _fit_lengths(steps, path=path, correlation=default_correlation)
+        return fit_lengths(steps, path=path, correlation=default_correlation)
     return _measured_lengths(rows, path=path, default_correlation=default_correlation)
 
 

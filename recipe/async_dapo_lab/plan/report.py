@@ -1,10 +1,11 @@
 """A plan as a table for the terminal, and as JSON."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from .fit import Promise
 from .inputs import Inputs
 from .recommend import MOST_LENGTH_BIAS, Advice, overrides_of
 from .scenario import Scenario
@@ -91,8 +92,15 @@ def stay_with(mode: Row) -> str:
     )
 
 
-def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Advice) -> str:
-    """Everything: what was asked, what was assumed, every measure of every row."""
+def as_json(
+    inputs: Inputs,
+    scenario: Scenario,
+    rows: Sequence[Row],
+    advice: Advice,
+    assumed: Mapping[str, Any],
+    promised: Promise | None,
+) -> str:
+    """Everything: what was asked, what was assumed, what a record says, every measure of every row."""
     choices = {
         name: {"system": row.candidate.system.name, "overrides": overrides_of(row)}
         for name, row in advice.choices.items()
@@ -100,6 +108,8 @@ def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Adv
     return json.dumps(
         {
             "inputs": asdict(inputs),
+            "assumed": dict(assumed),
+            **({} if promised is None else promised.as_dict()),
             "step_cost": asdict(scenario.step_cost()),
             "rows": [_row_dict(row) for row in rows],
             "choices": choices,

@@ -32,12 +32,14 @@ class Scenario:
     valid_share: float  # of the groups
     reward_s: float = 0.0
     training_s: float | None = None  # None: by arithmetic
+    log_prob_s: float = 0.0  # of a pass before the update, where `training_s` is given
     training_flop_share: float = 0.35  # of peak, in training and in recomputing log-probs
     updates: int = 16  # of a step
     gpus_per_rank: int = 1  # of training, that work on the same sequences
     update_s: float = 5.0  # engines to sleep and back, and their new weights
     constants: ServerConstants = field(default_factory=ServerConstants)
     measured: MeasuredCosts | None = None  # in place of constants
+    engine_factor: float = 1.0  # seconds of an engine over those of constants or measured costs
     drafts_accepted: float | None = None  # tokens of a request and step; None = nothing is simulated with drafts
     drafts_accepted_ratio: float = 0.4  # of the drafted tokens
     seed: int = 0
@@ -76,7 +78,7 @@ class Scenario:
             gpu_memory_utilization=self.gpu_memory_utilization,
             longest_context_tok=self.prompt_len_tok + self.max_response_length,
         )
-        cost = cost if self.measured is None else self.measured.apply(cost)
+        cost = (cost if self.measured is None else self.measured.apply(cost)).times(self.engine_factor)
         if drafts:
             return cost.with_drafts(self._draft_cost())
         return replace(cost, base_s=cost.base_s + self.constants.synchronous_step_ms / 1e3) if host_kv else cost
@@ -111,6 +113,7 @@ class Scenario:
             model=self.model,
             flop_per_s=self.training_flop_share * self.accelerator.bf16_tflop_s * 1e12 * self.num_gpus,
             fixed_s=self.training_s,
+            fixed_log_prob_s=self.log_prob_s,
         )
 
     @property

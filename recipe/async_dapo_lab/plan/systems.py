@@ -17,6 +17,7 @@ from .scenario import Scenario
 DEFAULTS_FILE = CONFIG_FOLDER / f"{CONFIG_NAME}.yaml"
 UNBOUNDED = 1_000_000  # requests or groups
 VERL = "verl "  # what the names of its own modes begin with
+VERL_SYNC = f"{VERL}sync"
 VERL_COLOCATE_ASYNC = f"{VERL}colocate_async"
 
 
@@ -91,7 +92,7 @@ def recipe(name: str, **async_dapo: Any) -> System:
 def verl_sync(*, groups: int, poll_s: float = 2.0) -> System:
     """verl 0.9's V1 trainer, mode sync: drains all in flight, draws two prompts for each filtered one."""
     return System(
-        name="verl sync",
+        name=VERL_SYNC,
         overrides=_everything_at_once(groups, stop_rule="drain", rollout_strategy="discard"),
         habits=Habits(
             poll_s=poll_s,
