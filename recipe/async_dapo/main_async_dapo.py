@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from .config.options import CONFIG_FOLDER, CONFIG_NAME
 from .config.values import ConfigError
 from .runtime.garbage import collect_cycles_rarely
+from .runtime.launch import note_launch
 from .runtime.logs import GO_ON, last_line, log_phase, note_start, show_logs
 from .runtime.verl_version import check_versions
 from .startup.overrides import show_usage
@@ -33,6 +35,7 @@ def main(module: str = MODULE) -> None:
 def _run(config: DictConfig) -> None:
     show_logs()
     note_start()
+    note_launch(HydraConfig.get().overrides.task)
     with explained():
         check_all(config)
         log_phase("options, data, model and reward function are checked; starting Ray")

@@ -31,6 +31,7 @@ WRITTEN_BY_RUNS = {
     "run.json",
     "steps.jsonl",
     "timeline.jsonl",
+    "evaluation-step-8.json",
 }
 WRITTEN_BY_RUNS |= {
     "metrics.jsonl",

@@ -24,6 +24,7 @@ from recipe.async_dapo.rollout.reports import WorkerReport
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
 from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _calls, _drafts, _tokens
 from recipe.async_dapo.training.mixture import MixtureLogProbs
+from recipe.async_dapo.training.recorder import Recorder
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.simulated_cluster import Cluster
@@ -103,7 +104,7 @@ def test_means_of_turns_are_over_trajectories_and_over_turns() -> None:
 def test_fields_of_a_reward_that_have_no_mean_do_not_end_a_validation(caplog: pytest.LogCaptureFixture) -> None:
     """verl averages all but texts, and votes by `pred`: lists, mappings and mixed fields would raise."""
     trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
-    trainer.replay_buffer = SimpleNamespace(left_out=3)
+    trainer.replay_buffer = SimpleNamespace(left_out=3, recorder=Recorder())
     rewards: dict[str, list[Any]] = {
         "reward": [1.0, 0.0, 1.0, 1.0],
         "acc": [True, False, None, 1],

@@ -10,11 +10,12 @@ from verl.utils.tracking import Tracking
 
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, metrics_file, read_lines
-from recipe.async_dapo.record.run_record import read_steps
+from recipe.async_dapo.record.run_record import RunDescription, read_steps
+from recipe.async_dapo.runtime.launch import LAUNCH_VARIABLE, note_launch
 from recipe.async_dapo.training import tracking as ours
-from recipe.async_dapo.training.recorder import Recorder, load_recorder
+from recipe.async_dapo.training.recorder import Recorder, ValidationAnswers, load_recorder
 from recipe.async_dapo_lab import recorder as recorder_module
-from recipe.async_dapo_lab.run_files import SAMPLES_FILE
+from recipe.async_dapo_lab.run_files import ANSWERS_FILE, SAMPLES_FILE
 from recipe.async_dapo_lab.train import RECORDER
 
 from ..support.composed_runs import compose_run
@@ -78,6 +79,9 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monk
         max_staleness=4,
     )
     recorder = load_recorder(RECORDER)
+    secret = "ray_kwargs.ray_init.runtime_env.env_vars.KEY=secret"
+    monkeypatch.setenv(LAUNCH_VARIABLE, "")  # is restored
+    note_launch(["data.seed=1", secret])
     ours.extend(tracking, compose_run([]), options, recorder, total_steps=11)
     tracking.log(data=recipe_step(1) | {keys.IDLE_RATIO: 0.9}, step=1)
     for step in range(2, 11):
@@ -89,5 +93,21 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monk
     assert "timing_s/step" not in capsys.readouterr().out
     assert [line.step for line in read_steps(tmp_path / "run" / STEPS_FILE)] == list(range(1, 11))
     assert len(read_lines(tmp_path / "run" / SAMPLES_FILE)) == 10
-    settings = json.loads((tmp_path / "run" / RUN_FILE).read_text())["settings"]
-    assert {"data.train_batch_size", "rollout.n", "engines"} <= settings.keys()
+    noted = json.loads((tmp_path / "run" / RUN_FILE).read_text())
+    assert {"data.train_batch_size", "rollout.n", "engines"} <= noted["settings"].keys()
+    assert noted["launch"] == {"overrides": ["data.seed=1"], "folder": str(Path.cwd())}, "and no secret"
+    assert noted["versions"]["verl"] == "0.9.1" and "cores" in noted["machine"] and noted["checkpoints"]
+
+
+def test_a_validations_answers_to_three_prompts_are_kept_with_its_step(tmp_path):
+    recorder = load_recorder(RECORDER)
+    recorder.write_to(tmp_path, RunDescription(name="run", system="partial", started_s=0.0))
+    prompts = ["a", "a", "bb", "ccc", "dddd"]
+    answers = ValidationAnswers(
+        uids=prompts, sources=["s"] * 5, prompts=prompts, texts=["1", "2", "3", "4", "5"], scores=[1.0] * 5
+    )
+    recorder.validated(answers)
+    recorder.log({"val-core/s/acc/mean@1": 1.0}, 0)
+    recorder.log(recipe_step(1), 1)
+    kept = [(line["step"], line["prompt"], line["answer"]) for line in read_lines(tmp_path / ANSWERS_FILE)]
+    assert kept == [(0, "a", "1"), (0, "bb", "3"), (0, "dddd", "5")]

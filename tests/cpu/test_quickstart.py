@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import pytest
 
 from recipe.async_dapo.record import keys
 from recipe.async_dapo_lab.quickstart import __main__ as quickstart
+from recipe.async_dapo_lab.quickstart.overrides import QUICK_STEPS
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
+from recipe.async_dapo_lab.report.headline import TOKENS
 
 from ..support.signals import as_in_the_foreground
 
@@ -45,6 +48,7 @@ def step_data(*, accuracy: float | None = None) -> dict[str, float]:
         "timing_s/gen": 1.0,
         keys.INTERRUPTED: 3.0,
         keys.REJECTED_RATIO: 0.5,
+        TOKENS: 2_000.0,
     }
     return data if accuracy is None else data | {ACCURACY: accuracy}
 
@@ -67,10 +71,46 @@ def test_given_a_run_of_two_steps_when_it_ends_then_each_step_and_what_the_run_c
     name = ACCURACY.removeprefix("val-core/")
     assert f"step 0/2 | accuracy 0.4 ({name})\n" in done.stdout
     assert "step 1/2 | 1.5 s (rollout 1) | filtered 50 % | interrupted 3 | reward 0.5 | 2 s left\n" in done.stdout
-    said, cost, files = done.stdout.splitlines()[-3:]
+    said, cost, files, again = done.stdout.splitlines()[-4:]
     assert said == f"step 1.5 s (median of 1); accuracy 0.40 to 0.70 ({name})"
     assert re.fullmatch(r"2 steps in \d+ s, at most \d\.\d GB of memory", cost)
     assert files.startswith(f"{tmp_path / 'run'}: report.html, train.log, ")
+    assert again.startswith("no checkpoint is complete; from the first step again: ")
+
+
+def test_given_a_checkpoint_when_the_run_ends_then_it_says_what_goes_on_with_it_asks_evaluates_and_exports(tmp_path):
+    folder = tmp_path / "my run"
+    checkpoint = f"saving(Path({str(folder)!r}) / 'checkpoints' / 'global_step_2', [b'pool'])"
+    imports = "from pathlib import Path\nfrom recipe.async_dapo.record.checkpoint_folder import saving"
+    code = f"{imports}\nwith {checkpoint}: pass\nlog(2, **{step_data()})"
+    done = run(code, folder, "--steps", "2", "--", "a.b='c d'")
+    assert done.returncode == 0, done.stdout + done.stderr
+    head, *commands = done.stdout.splitlines()[-5:]
+    assert head == "checkpoint of step 2; what next:"
+    words = [shlex.split(command.partition(":")[2]) for command in commands]
+    lab = "recipe.async_dapo_lab"
+    again = [f"{lab}.quickstart", "--output", str(folder), "--seed", "0", "--steps", f"{2 + QUICK_STEPS}"]
+    assert words[0][1:] == ["-m", *again, "--", "a.b='c d'"]
+    assert words[1][1:] == ["-m", f"{lab}.evaluate", str(folder), "--ask", quickstart.QUESTION]
+    assert words[2][1:] == ["-m", f"{lab}.evaluate", str(folder)]
+    assert words[3][1:] == ["-m", f"{lab}.export", str(folder), "--output", f"{folder}/model"]
+
+
+def test_given_a_run_that_goes_on_when_it_is_followed_then_earlier_steps_are_not_told_again(tmp_path):
+    first = f"log(1, **{step_data()}); log(2, **{step_data()}); log(3, **{step_data()})"
+    run(first, tmp_path / "run", "--steps", "3")
+    lost = step_data(accuracy=0.9)
+    resumed = f"log(1, **{step_data()}); log(2, **{step_data()}); log(2, **{{{ACCURACY!r}: 0.4}}); log(3, **{lost})"
+    done = run(resumed, tmp_path / "run", "--steps", "3")
+    told = [line.split(" | ")[:2] for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert told[0] == ["step 2/3", f"accuracy 0.4 ({ACCURACY.removeprefix('val-core/')})"]
+    assert told[1] == ["step 3/3", "1.5 s (rollout 1)"] and told[2][0].startswith("step 1.5 s (median of 2)")
+
+
+def test_given_a_run_that_only_validates_when_it_ends_then_that_is_no_failure(tmp_path):
+    done = run(f"log(8, **{{{ACCURACY!r}: 0.4}})", tmp_path / "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 8/24 | accuracy 0.4" in done.stdout and "no step was trained" in done.stdout
 
 
 def test_given_compare_when_both_have_trained_then_the_report_has_both_and_the_measured_speed_up(tmp_path):
@@ -78,7 +118,7 @@ def test_given_compare_when_both_have_trained_then_the_report_has_both_and_the_m
     log = f"log(1, **({step_data(accuracy=0.7)} | {{{keys.STEP_S!r}: {seconds}}}))"
     done = run(log, tmp_path / "run", "--steps", "1", "--compare")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "measured 2.00x of verl_sync" in done.stdout
+    assert "its steps are 2.00 times as fast as those of verl_sync" in done.stdout
     text = (tmp_path / "run" / "report.html").read_text()
     assert "Side by side" in text and "<b>verl_sync</b>" in text
 
@@ -107,7 +147,7 @@ def test_given_a_failing_run_when_it_ends_then_its_last_lines_are_shown_and_over
             "print('Traceback ...'); print('async_dapo: data.train_batch_size=[0]: must be >= 1'); sys.exit(1)",
             "failed: data.train_batch_size=[0]: must be >= 1",
         ),
-        ("pass", "without a step"),
+        ("pass", "without a line"),
     ],
     ids=["refused", "no step"],
 )
@@ -161,7 +201,9 @@ time.sleep(600)
     assert process.returncode == 128 + signal.SIGINT
     report = tmp_path / "run" / "report.html"
     assert report.exists()
-    assert output.splitlines()[-3:-1] == ["interrupted; go on with this", f"report: {report}"]
+    ended, told, again = output.splitlines()[-3:]
+    assert (ended, told) == ("interrupted; everything it started has been ended", f"report: {report}")
+    assert again.startswith("no checkpoint is complete; from the first step again: ") and "--output run" in again
     assert not psutil.pid_exists(int((tmp_path / "started").read_text()))
 
 

@@ -63,10 +63,11 @@ def test_given_a_missing_model_when_started_or_rehearsed_then_the_message_is_the
     for module, name in (
         (main_async_dapo, "show_logs"),
         (main_async_dapo, "note_start"),
+        (main_async_dapo, "note_launch"),
         (main_async_dapo, "collect_cycles_rarely"),
         (rehearsal, "collect_cycles_rarely"),
     ):
-        monkeypatch.setattr(module, name, lambda: None)  # of a process of its own
+        monkeypatch.setattr(module, name, lambda *_: None)  # of a process of its own
     command = [
         "main",
         *valid_overrides(files),

@@ -85,6 +85,7 @@ SIGNATURES = {
     TRAINER + "PPOTrainer.on_step_end": "(self)",
     TRAINER + "PPOTrainer.on_validate_begin": "(self)",
     TRAINER + "PPOTrainer.on_validate_end": "(self)",
+    TRAINER + "PPOTrainer._maybe_log_val_generations": "(self, inputs, outputs, scores)",
     TRAINER + "PPOTrainer._fetch_one_gen_batch": "(self)",
     TRAINER + "PPOTrainer._reissue_inflight_prompts": "(self, partition_id='train')",
     TRAINER + "PPOTrainer._stop_rollout_profiling": "(self)",

@@ -18,6 +18,10 @@ class RunDescription:
     started_s: float  # since the epoch; of the first start, where it was resumed
     gpus: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)  # option -> value, those that a reader asks for first
+    checkpoints: str = ""  # folder
+    launch: Mapping[str, Any] = field(default_factory=dict)  # `overrides` and the `folder` they were given in
+    versions: Mapping[str, str] = field(default_factory=dict)  # package -> version
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from ..config.values import ConfigError
 from .garbage import collect_cycles_rarely
+from .launch import LAUNCH_VARIABLE
 from .logs import STARTED_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ ENVIRONMENT = (
     "WANDB_ENTITY",
     "SWANLAB_MODE",
     STARTED_VARIABLE,
+    LAUNCH_VARIABLE,
     "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
     "HF_DATASETS_OFFLINE",

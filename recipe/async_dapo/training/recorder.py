@@ -5,10 +5,10 @@ import json
 import numbers
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.outcome import CauseCounts
 from ..engines.load_balancer import LoadBalancerStats
@@ -16,6 +16,27 @@ from ..record import keys
 from ..record.run_files import RUN_FILE, STEPS_FILE
 from ..record.run_record import RunDescription, StepRecord, read_steps
 from ..rollout.reports import RoundRecord
+
+if TYPE_CHECKING:  # reports read records without TransferQueue
+    from transfer_queue import KVBatchMeta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationAnswers:
+    """What a validation has got of the model, a place for each answer; those that failed are absent.
+
+    Attributes:
+        uids: of their prompts.
+        sources: the prompts' data sources.
+        prompts, texts: as text, without special tokens.
+        scores: their rewards.
+    """
+
+    uids: Sequence[str]
+    sources: Sequence[str]
+    prompts: Sequence[str]
+    texts: Sequence[str]
+    scores: Sequence[float]
 
 
 class Recorder:
@@ -37,10 +58,16 @@ class Recorder:
     def round_closed(self, step: int, record: RoundRecord) -> None:
         self._causes.update(self._cause_counts.count(record.summary.outcomes))
 
+    def batch_made(self, step: int, batch: "KVBatchMeta") -> None:
+        """These trajectories are trained next; the store has all of them."""
+
     def validation_closed(self, record: RoundRecord) -> None:
         self.engines_asked(record.balancer)
         for (reason, what), count in self._cause_counts.count(record.summary.outcomes).items():
             self._causes[f"in validation, {reason}", what] += count
+
+    def validated(self, answers: ValidationAnswers) -> None:
+        """A validation's answers have been scored; its metrics follow."""
 
     def take_causes(self) -> dict[str, int]:
         """What groups have failed of since this was asked last -> groups."""

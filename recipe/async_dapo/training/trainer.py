@@ -85,6 +85,7 @@ from .engine_manager import EngineManager
 from .importance_sampling import importance_metrics, importance_sums, truncated_weights
 from .metrics import fields_to_average
 from .mixture import MixtureLogProbs
+from .recorder import ValidationAnswers
 from .replay_buffer import RoundReplayBuffer
 from .tracking import extend, keep_metrics_file
 
@@ -110,6 +111,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     _takes_one_pass = False  # so in this step
     _first_step = 1  # of this life
     _on_complete = CheckpointCallback()  # the user's
+    _answered: tuple[list[str], list[str], list[float]] = ([], [], [])  # prompts, answers, scores of a validation
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
@@ -272,12 +274,22 @@ class AsyncDAPOTrainer(PPOTrainer):
     def on_validate_end(self) -> None:
         self.replay_buffer.recorder.end_phase()
 
+    def _maybe_log_val_generations(self, inputs: list[str], outputs: list[str], scores: list[float]) -> None:
+        """verl gives the answers here, and their prompts' ids and data sources to what follows."""
+        super()._maybe_log_val_generations(inputs, outputs, scores)
+        self._answered = inputs, outputs, scores
+
     def _val_metrics_update(
         self, data_sources: list[Any], sample_uids: list[str], rewards: dict[str, list[Any]], *args: Any, **kwargs: Any
     ) -> dict[str, float]:
         """Drop reward fields that are not numbers: verl would crash averaging them. An answer that failed is wrong for
         the mean of `acc` only; other means over all answers leave its prompt out. So report also how many failed.
         """
+        prompts, texts, scores = self._answered
+        answers = ValidationAnswers(
+            uids=sample_uids, sources=[*map(str, data_sources)], prompts=prompts, texts=texts, scores=scores
+        )
+        self.replay_buffer.recorder.validated(answers)
         averaged = fields_to_average(rewards)
         left_out = sorted(rewards.keys() - averaged.keys())
         if left_out and not self._has_told_fields:

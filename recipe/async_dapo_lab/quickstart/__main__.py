@@ -1,11 +1,13 @@
 """The recipe on the real stack, without a GPU: `python -m recipe.async_dapo_lab.quickstart`.
 
 Makes a tiny model and a task for it, trains it through the recipe's own entry point, and reports what
-happened. Hydra overrides for the entry point follow after `--`.
+happened. Its folder keeps the last two checkpoints: the same command with `--output` of that folder goes on from them.
+Hydra overrides for the entry point follow after `--`.
 """
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 import time
@@ -16,6 +18,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from ...async_dapo.config.values import ConfigError
+from ...async_dapo.record.checkpoint_folder import step_of
 from ...async_dapo.record.console import Pace, step_line
 from ...async_dapo.record.run_files import set_aside
 from ...async_dapo.runtime.logs import note_start
@@ -23,13 +27,14 @@ from .. import train
 from ..report.headline import headline
 from ..report.run import Run
 from ..report.write import report_the_end, write_report
+from ..saved_run import SavedRun
 from .activation import run_environment
 from .model_and_data import Assets, prepare_assets
 from .overrides import (
     QUICK_LEARNING_RATE,
     QUICK_STEPS,
     RunSettings,
-    quoted,
+    kept_overrides,
     recipe_overrides,
     verl_overrides,
     verl_sync_overrides,
@@ -43,6 +48,7 @@ _CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
 _WATCH_S = 1.0
 _LOG_TAIL_LINES = 40
 _MOST_CAUSES = 5  # of failed groups, that are told
+QUESTION = "47+4*03"  # one of the task's
 
 console = Console()
 
@@ -75,13 +81,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except QuickStartFailed as failure:
         _show_log_tail(failure.log)
         _say(f"full log: {failure.log}")
+        if (step := _saved_step(options)) is not None:
+            _say(f"checkpoint of step {step}; it goes on from there with: {_again(options)}")
         console.print(f"[bold red]failed:[/] {escape(str(failure))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        said = TrainLog(file=options.output / "train.log").last_words() or "interrupted"
         report = report_the_end(options.output)
-        lines = [said, *([] if report is None else [f"report: {report}"]), "everything it started has been ended"]
-        _say("\n".join(lines))
+        lines = [] if report is None else [f"report: {report}"]
+        _say("\n".join(["interrupted; everything it started has been ended", *lines, *_what_next(options)]))
         sys.exit(128 + signal.SIGINT)
 
 
@@ -104,13 +111,14 @@ def _run(options: Options) -> None:
     _say(f"\n{headline(run, baseline)}")
     _say(f"{len(run.steps)} steps in {wall_s:.0f} s, at most {peak_memory_bytes / 1e9:.1f} GB of memory")
     _say(f"{options.output}: report.html, train.log, metrics.jsonl, tensorboard/")
+    _say("\n".join(_what_next(options)))
     for cause, count in run.causes.most_common(_MOST_CAUSES):
         console.print(f"[bold red]{count} groups failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)
 
 
 def _train(options: Options, assets: Assets, *, system: str) -> int:
     """Returns the most memory it used [bytes]."""
-    metrics = RunMetrics(file=options.output / "metrics.jsonl")
+    metrics = RunMetrics.after(options.output / "metrics.jsonl")
     log_file = options.output / "train.log"
     for file in (metrics.file, log_file):  # of an earlier start into the same folder
         set_aside(file)
@@ -140,9 +148,9 @@ def _follow(process: TrainingProcess, metrics: RunMetrics, options: Options) -> 
         exit_code = process.exit_code
         for phase in log.new_phases():
             _say(phase)
-        for step in metrics.read_new():
+        for step, data in metrics.read_lines():
             last_news = time.monotonic()
-            _say(step_line(step, metrics.by_step[step], pace=pace))
+            _say(step_line(step, data, pace=pace))
         if exit_code is not None:
             break
         now = time.monotonic()
@@ -154,8 +162,8 @@ def _follow(process: TrainingProcess, metrics: RunMetrics, options: Options) -> 
         process.watch(_WATCH_S)
     if exit_code != 0:
         raise QuickStartFailed(log.last_words() or f"training ended with exit code {exit_code}", log.file)
-    if metrics.trained_steps == 0:
-        said = "training ended without a step in its metrics file (is `file` in trainer.logger?)"
+    if not metrics.by_step:
+        said = "training ended without a line in its metrics file (is `file` in trainer.logger?)"
         raise QuickStartFailed(said, log.file)
 
 
@@ -177,9 +185,48 @@ def _command(options: Options, assets: Assets, ray_folder: Path, system: str) ->
         RECIPE,
         *verl_overrides(run),
         *recipe_overrides(strategy="partial", stop_rule=None),
-        f"async_dapo.report_dir={quoted(options.output)}",
+        *kept_overrides(options.output, steps=options.steps),
         *options.overrides,
     ]
+
+
+def _what_next(options: Options) -> list[str]:
+    """Commands that go on with what the run has left."""
+    if (step := _saved_step(options)) is None:
+        return [f"no checkpoint is complete; from the first step again: {_again(options)}"]
+    lab, folder = f"{_python()} {__package__.rpartition('.')[0]}", shlex.quote(str(_short(options.output)))
+    more = replace(options, steps=max(options.steps, step + QUICK_STEPS)) if step >= options.steps else options
+    return [
+        f"checkpoint of step {step}; what next:",
+        f"  go on:    {_again(more)}",
+        f"  ask it:   {lab}.evaluate {folder} --ask {QUESTION}",
+        f"  evaluate: {lab}.evaluate {folder}",
+        f"  export:   {lab}.export {folder} --output {folder}/model",
+    ]
+
+
+def _saved_step(options: Options) -> int | None:
+    """Of the newest complete checkpoint."""
+    try:
+        return step_of(SavedRun.at(options.output).checkpoint())
+    except ConfigError:
+        return None
+
+
+def _again(options: Options) -> str:
+    """The command of this quick start, with its folder."""
+    own = ["--output", str(_short(options.output)), "--seed", str(options.seed), "--steps", str(options.steps)]
+    overrides = ["--", *options.overrides] if options.overrides else []
+    return f"{_python()} {__package__} {shlex.join([*own, *overrides])}"
+
+
+def _python() -> str:
+    return f"{shlex.quote(str(_short(Path(sys.executable))))} -m"
+
+
+def _short(path: Path) -> Path:
+    """Relative to the working folder where it lies in it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _parse(arguments: Sequence[str] | None) -> Options:

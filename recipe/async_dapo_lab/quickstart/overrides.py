@@ -80,6 +80,14 @@ def recipe_overrides(*, strategy: str, stop_rule: str | None) -> Iterator[str]:
     yield "async_dapo.round_timeout_s=300"
 
 
+def kept_overrides(output: Path, *, steps: int) -> Iterator[str]:
+    """Where the quick start keeps its record, and its last two checkpoints, from which the same command goes on."""
+    yield f"async_dapo.report_dir={quoted(output)}"
+    yield f"trainer.save_freq={max(1, steps // 3)}"
+    yield "trainer.max_actor_ckpt_to_keep=2"
+    yield "trainer.resume_mode=auto"
+
+
 def verl_sync_overrides() -> Iterator[str]:
     """verl's own sync mode with this recipe's filter and loss; it has no older versions to correct for."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

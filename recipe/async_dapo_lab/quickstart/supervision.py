@@ -48,10 +48,21 @@ class TrainingProcess:
     """
 
     def __init__(
-        self, command: Sequence[str], *, environment: Mapping[str, str], log_file: Path, grace_s: float = 10.0
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log_file: Path,
+        grace_s: float = 10.0,
+        folder: Path | None = None,
     ) -> None:
-        """`grace_s` is the time that processes get to end by themselves, before they are killed."""
+        """
+        Args:
+            grace_s: the time that processes get to end by themselves, before they are killed.
+            folder: that it works in; None: that of this process.
+        """
         self._command = command
+        self._folder = folder
         self._grace_s = grace_s
         self._environment = environment
         self._log_file = log_file
@@ -67,6 +78,7 @@ class TrainingProcess:
                 self._process = subprocess.Popen(
                     self._command,
                     env=self._environment,
+                    cwd=self._folder,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

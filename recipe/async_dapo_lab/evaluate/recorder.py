@@ -1,0 +1,33 @@
+"""What an evaluation keeps of its one validation, beside verl's dump of the answers."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ...async_dapo.rollout.reports import RoundRecord
+from ...async_dapo.training.recorder import Recorder, ValidationAnswers
+
+KEPT_FILE = "evaluated.json"  # {"sources": {uid: data source}, "lengths_tok": {uid: [tokens, ...]}}
+
+
+class EvaluationRecorder(Recorder):
+    """Writes what the dump lacks: the data source of each prompt, and how long each answer is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sources: dict[str, str] = {}
+        self._lengths_tok: dict[str, list[int]] = {}
+
+    def validation_closed(self, record: RoundRecord) -> None:
+        super().validation_closed(record)
+        for outcome in record.summary.outcomes:
+            self._lengths_tok[outcome.prompt_uid] = list(outcome.response_lens_tok)
+
+    def validated(self, answers: ValidationAnswers) -> None:
+        self._sources.update(zip(answers.uids, answers.sources, strict=True))
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        super().log(data, step)
+        assert self._folder is not None, "an evaluation has a folder for its record"
+        kept = {"sources": self._sources, "lengths_tok": self._lengths_tok}
+        (self._folder / KEPT_FILE).write_text(json.dumps(kept))

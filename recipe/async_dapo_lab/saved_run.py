@@ -1,0 +1,82 @@
+"""A run that has been trained, found again: its record, its options, and the checkpoints that it has left."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..async_dapo.config.values import ConfigError
+from ..async_dapo.record.checkpoint_folder import (
+    STEP_FOLDER,
+    DamagedCheckpoint,
+    checkpoint_folders,
+    read_complete,
+    step_of,
+)
+from ..async_dapo.record.run_files import RUN_FILE
+from ..async_dapo.record.run_record import RunDescription
+
+_OWN = ("async_dapo.recorder", "hydra.", "hydra/")  # overrides that a run is started with, and not about
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """
+    Attributes:
+        folder: that was named: of the record, of the checkpoints, or of an exported model.
+        description: None where the folder has no `run.json`.
+    """
+
+    folder: Path
+    description: RunDescription | None
+
+    @classmethod
+    def at(cls, folder: Path) -> "SavedRun":
+        file = folder / RUN_FILE
+        return cls(folder=folder, description=RunDescription(**json.loads(file.read_text())) if file.exists() else None)
+
+    @property
+    def overrides(self) -> list[str]:
+        """Those that say what the run is."""
+        given = self.description.launch.get("overrides", ()) if self.description is not None else ()
+        return [override for override in given if not override.lstrip("+~").startswith(_OWN)]
+
+    @property
+    def started_in(self) -> Path | None:
+        """Where relative paths among the overrides begin; None: not known, or gone."""
+        folder = self.description.launch.get("folder") if self.description is not None else None
+        return Path(folder) if folder is not None and Path(folder).is_dir() else None
+
+    @property
+    def runs_on_cpu(self) -> bool:
+        return "trainer.device=cpu" in self.overrides
+
+    def checkpoint(self, step: int | None = None) -> Path:
+        """The newest complete checkpoint, or that of a step.
+
+        Raises:
+            ConfigError: if there is none; it says which there are.
+        """
+        found = [folder for root in self._roots() for folder in checkpoint_folders(root)]
+        if self.folder.name.startswith(STEP_FOLDER):
+            found = [self.folder]
+        wanted = found if step is None else [folder for folder in found if step_of(folder) == step]
+        damages = []
+        for folder in wanted:
+            try:
+                read_complete(folder)
+            except DamagedCheckpoint as error:
+                damages.append(str(error))
+            else:
+                return folder
+        there = ", ".join(str(step_of(folder)) for folder in found) or "none"
+        what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
+        remedy = "set trainer.save_freq for the next run" if not found else "name one that is complete"
+        raise ConfigError("RUN_DIR", self.folder, "; ".join([f"{what} (steps found: {there})", *damages, remedy]))
+
+    def _roots(self) -> list[Path]:
+        """Folders of checkpoints: beside the record, where the run wrote them, and where a run that was moved as a
+        whole has them."""
+        roots = [self.folder, self.folder / "checkpoints"]
+        if self.description is not None and self.description.checkpoints:
+            roots.append(Path(self.description.checkpoints))
+        return list(dict.fromkeys(root.resolve() for root in roots))
