@@ -6,15 +6,20 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from transfer_queue import KVBatchMeta
+
+from ..async_dapo import store
 from ..async_dapo.core.concurrency import PackedSamples
 from ..async_dapo.engines.load_balancer import LoadBalancerStats
 from ..async_dapo.record import keys
 from ..async_dapo.rollout.reports import RoundRecord
-from ..async_dapo.training.recorder import Recorder
+from ..async_dapo.training.recorder import Recorder, ValidationAnswers
+from .report.answers import sampled
+from .report.episodes import Episode
 from .report.health import Hints
 from .report.lengths import length_lines
 from .report.record import LabRecord
@@ -22,15 +27,21 @@ from .report.timeline import Spans, StepTimeline
 
 logger = logging.getLogger(__name__)
 
+MOST_EPISODE_TOK = 40_000  # of a step [tokens]: some 0.6 MB
+
 
 class LabRecorder(Recorder):
-    """Records engines and trainer over time and all lengths, and logs hints: with every step, what it has collected."""
+    """Records engines and trainer over time, all lengths and a few answers, and logs hints: with every step, what it
+    has collected.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._spans, self._hints = Spans(), Hints()
         self._samples: defaultdict[str, list[PackedSamples]] = defaultdict(list)
         self._lengths: list[Mapping[str, Any]] = []
+        self._answers: list[Mapping[str, Any]] = []
+        self._episodes: list[Mapping[str, Any]] = []
         self._record: LabRecord | None = None
 
     def round_closed(self, step: int, record: RoundRecord) -> None:
@@ -41,6 +52,12 @@ class LabRecorder(Recorder):
         for server, load in balancer.loads.items():
             if load.samples:
                 self._samples[server].append(load.samples)
+
+    def validated(self, answers: ValidationAnswers) -> None:
+        self._answers = list(sampled(answers.prompts, answers.texts, answers.scores))
+
+    def batch_made(self, step: int, batch: KVBatchMeta) -> None:
+        self._episodes = [episode.line() for episode in _episodes(step, batch)]
 
     def begin_phase(self, name: str) -> None:
         self._spans.begin(name, time.time())
@@ -54,8 +71,10 @@ class LabRecorder(Recorder):
     def log(self, data: Mapping[str, Any], step: int) -> None:
         super().log(data, step)
         taken, (lengths, self._lengths) = self._take_timeline(), (self._lengths, [])
+        answers, self._answers = self._answers, []
+        episodes, self._episodes = self._episodes, []
         if self._record is not None:
-            self._record.add(step, taken, lengths=lengths)
+            self._record.add(step, taken, lengths=lengths, answers=answers, episodes=episodes)
         if keys.STEP_S in data and (hint := self._hints.of_step(step, data)) is not None:
             logger.info("step %d: hint: %s", step, hint)
 
@@ -63,3 +82,29 @@ class LabRecorder(Recorder):
         engines = {server: [one for part in parts for one in part.unpack()] for server, parts in self._samples.items()}
         self._samples.clear()
         return StepTimeline(spans=self._spans.take(), engines=engines)
+
+
+def _episodes(step: int, batch: KVBatchMeta) -> Iterator[Episode]:
+    """Of the batch's first group, whose trajectories are as likely as any: batches are sorted by random ids."""
+    uid = batch.keys[0].rsplit("_", 2)[0]
+    rows: list[tuple[str, Any]] = []
+    room_tok = MOST_EPISODE_TOK
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        room_tok -= tag["seq_len"]
+        if key.rsplit("_", 2)[0] != uid or (rows and room_tok < 0):
+            break
+        rows.append((key, tag))
+    group = KVBatchMeta(partition_id=batch.partition_id, keys=[key for key, _ in rows], tags=[tag for _, tag in rows])
+    read = store.read_fields(group, ["prompts", "responses", "policy_versions", "rollout_log_probs", "rm_scores"])
+    for index, (key, tag) in enumerate(rows):
+        prompt_T, response_T, versions_T, log_probs_T, scores_T = (read[name][index] for name in read)
+        yield Episode(
+            uid=key,
+            step=step,
+            prompt_ids=prompt_T.tolist(),
+            response_ids=response_T.tolist(),
+            versions=versions_T.tolist(),
+            log_probs=log_probs_T.tolist(),
+            reward=float(scores_T.sum()),
+            age=tag["age"],
+        )

@@ -9,6 +9,8 @@ from ..async_dapo.record.run_files import read_lines
 
 LENGTHS_FILE = "lengths.jsonl"  # of responses, a line a group
 SAMPLES_FILE = "timeline.jsonl"  # engines over time, a line a step
+ANSWERS_FILE = "answers.jsonl"  # of validations, a few
+EPISODES_FILE = "episodes.jsonl"  # trained trajectories, a group a step
 REPORT_FILE = "report.html"
 
 MOST_BYTES = 16_000_000  # beyond it the older half of the lines goes

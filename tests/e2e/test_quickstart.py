@@ -1,28 +1,37 @@
-"""The quick start, whole: it learns, it stops early, and it says so."""
+"""The quick start, whole: it learns, it stops early, and it says so; its checkpoints are evaluated and asked."""
 
+import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from recipe.async_dapo.record import keys
+from recipe.async_dapo_lab.quickstart.__main__ import QUESTION
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import QUICK_STEPS
+from recipe.async_dapo_lab.report.answers import read_samples
+from recipe.async_dapo_lab.report.episodes import read_episodes
 from recipe.async_dapo_lab.report.headline import headline
 from recipe.async_dapo_lab.report.run import Run
+from recipe.async_dapo_lab.run_files import ANSWERS_FILE, EPISODES_FILE
 
 from ..support.harness import run_module
+
+VALIDATION = "actor_rollout_ref.rollout.val_kwargs"
+GREEDY = (f"{VALIDATION}.temperature=0", f"{VALIDATION}.do_sample=False")  # so that a validation can be repeated
 
 
 def quick_start(assets: Assets, name: str, *arguments: str) -> tuple[Path, str]:
     """Returns its folder, and what it said."""
     folder = assets.folder.parent / name  # finds its model there
     limit = ("--timeout-s", "3000")  # before pytest's own limit, which would leave its processes
-    return folder, run_module("recipe.async_dapo_lab.quickstart", "--output", str(folder), *arguments, *limit)
+    return folder, run_module("recipe.async_dapo_lab.quickstart", "--output", str(folder), *limit, *arguments)
 
 
 @pytest.fixture(scope="module")
 def run(assets: Assets) -> Run:
-    folder, said = quick_start(assets, "quickstart")
+    folder, said = quick_start(assets, "quickstart", "--", *GREEDY)
     for name in ("train.log", "metrics.jsonl", "report.html"):
         assert Path(folder, name).stat().st_size > 0
     run = Run.load(folder)
@@ -44,8 +53,36 @@ def test_given_the_quick_start_when_it_trains_then_filter_and_stop_act(run):
     assert run.total(keys.TOKENS_DISCARDED) == 0
 
 
+def test_given_the_quick_start_when_it_trains_then_it_keeps_a_group_of_each_step_and_answers_of_each_validation(run):
+    episodes = read_episodes(run.folder / EPISODES_FILE)
+    assert Counter(one.step for one in episodes) == dict.fromkeys(run.steps, 8), "n trajectories of one group"
+    assert any(len(set(one.versions)) > 1 for one in episodes), "none was continued under another version"
+    for one in episodes:
+        assert max(one.versions) < one.step and set(one.log_probs) != {0.0} and max(one.log_probs) <= 0
+        assert one.reward in (0.0, 1.0) and one.turns == 1
+    answers = read_samples(run.folder / ANSWERS_FILE)
+    assert len({one.prompt for one in answers}) == 3 and {one.step for one in answers} == {0, 12, QUICK_STEPS}
+
+
+def test_given_its_last_checkpoint_when_evaluated_then_the_number_is_that_of_its_own_validation(run):
+    said = run_module("recipe.async_dapo_lab.evaluate", str(run.folder))
+    result = json.loads((run.folder / f"evaluation-step-{QUICK_STEPS}.json").read_text())
+    (_, accuracy) = run.accuracy()[-1]
+    assert result["validation"]["val-core/carry/acc/mean@1"] == result["figures"]["mean@1"] == accuracy
+    assert len(result["answers"]) == result["figures"]["prompts"] == 256 and "all: prompts 256" in said
+    assert {answer["source"] for answer in result["answers"]} == {"carry"}
+    answers = [answer for answer in result["answers"] if answer["value"]]
+    tokens = [answer["length_tok"] for answer in answers]
+    assert tokens == [len(answer["expected"]) + 1 for answer in answers], "a character is a token, and the end is one"
+
+
+def test_given_its_last_checkpoint_when_asked_then_it_answers(run):
+    said = run_module("recipe.async_dapo_lab.evaluate", str(run.folder), "--ask", QUESTION)
+    assert said.splitlines()[-1].startswith("03:")
+
+
 @pytest.mark.nightly
 def test_given_compare_when_both_have_trained_then_one_is_measured_against_the_other(assets: Assets):
     folder, said = quick_start(assets, "compared", "--compare", "--steps", "3")
-    assert "; measured " in said and "x of verl_sync" in said
+    assert "; its steps " in said and " those of verl_sync" in said
     assert 'id="side-by-side"' in Path(folder, "report.html").read_text()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from recipe.async_dapo_lab.report.learning import CURVES
 from recipe.async_dapo_lab.report.write import write_report
 
 from ..support.recorded_runs import write_recipe_run, write_verl_run
@@ -87,7 +88,7 @@ def test_every_chart_is_drawn_and_readable(page: Path, width: int, theme: int) -
     found, console = look(page, width=width, theme=theme)
     assert console == "" and found["width"] == width
     assert found["overflow"] <= 0
-    assert len(found["charts"]) == 2, "requests and KV cache of the engines, each at one width"
+    assert len(found["charts"]) == len(CURVES) + 2, "and requests and KV cache of the engines, each at one width"
     for chart in found["charts"]:
         assert chart["width"] > 300 and chart["height"] > 150, chart
         assert chart["marks"] > 3 and chart["text"] >= 9 and not chart["spilled"], chart

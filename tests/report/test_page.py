@@ -75,10 +75,12 @@ def test_the_headline_says_it_in_words_and_measures_against_verl(both: tuple[Pat
     ours, verls = map(Run.load, both)
     said = headline(ours, verls)
     assert re.match(
-        r"step (39|40|41)\.?\d* s \(median of 11\); engines idle 14 % of the round; nothing thrown away", said
+        r"step (39|40|41)\.?\d* s \(median of 11\); 14 % of the engines' places for requests empty; nothing thrown",
+        said,
     )
     assert "11 % of tokens from older policies (mean staleness 0.12)" in said
-    assert "24 groups failed; accuracy 0.20 to 0.50 (math/acc/mean@1); measured 1.5" in said
+    assert "24 groups failed; accuracy 0.20 to 0.50 (math/acc/mean@1); its steps are 1.5" in said
+    assert said.endswith(" times as fast as those of verl_sync")
     assert headline(verls) == "step 60 s (median of 11); accuracy 0.20 to 0.50 (math/acc/mean@1)"
 
 

@@ -21,7 +21,7 @@ STEP = {
 
 def test_a_step_is_one_line_with_what_one_looks_for() -> None:
     assert step_line(12, STEP) == (
-        "step 12 | 41.2 s (rollout 28, train 11) | B 512 | filtered 38 % | interrupted 91 | idle 14 % | "
+        "step 12 | 41.2 s (rollout 28, train 11) | B 512 | filtered 38 % | interrupted 91 | empty places 14 % | "
         "off-policy 11 % | failed 3"
     )
 

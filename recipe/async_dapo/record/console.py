@@ -52,17 +52,18 @@ def duration(value_s: float) -> str:
 
 def accuracy_of(values: Values) -> float | None:
     """Of a validation: the mean over its data sources, of the accuracy or else the reward; None without one."""
-    found = _accuracies(values)
+    found = accuracies_of(values)
     return fmean(found.values()) if found else None
 
 
 def accuracy_name(values: Values) -> str:
     """Which of the validation's metrics that is, for example `math/acc/mean@4`; empty without one."""
-    names = [key.removeprefix(keys.ACCURACY_PREFIX) for key in _accuracies(values)]
+    names = [key.removeprefix(keys.ACCURACY_PREFIX) for key in accuracies_of(values)]
     return names[0] if len(names) == 1 else f"mean of {', '.join(names)}" if names else ""
 
 
-def _accuracies(values: Values) -> dict[str, float]:
+def accuracies_of(values: Values) -> dict[str, float]:
+    """Of a validation, by its metrics: one for each data source."""
     means = {key: value for key, value in values.items() if key.startswith(keys.ACCURACY_PREFIX) and "/mean@" in key}
     return {key: value for key, value in means.items() if "/acc/" in key} or means
 
@@ -84,7 +85,7 @@ def _parts(values: Values, speedup: float) -> Iterator[str]:
         (keys.TRAINED_GROUPS, lambda count: f"B {count:.0f}"),
         (keys.REJECTED_RATIO, lambda ratio: f"filtered {percent(ratio)}"),
         (keys.INTERRUPTED, lambda count: f"interrupted {count:.0f}"),
-        (keys.IDLE_RATIO, lambda ratio: f"idle {percent(ratio)}"),
+        (keys.IDLE_RATIO, lambda ratio: f"empty places {percent(ratio)}"),
         (keys.DRAFT_TOK_PER_STEP, lambda tok: f"drafts {tok:.2f} tok/step"),
         (keys.OFF_POLICY, lambda ratio: f"off-policy {percent(ratio)}"),
         (keys.FAILED_GROUPS, lambda count: f"failed {count:.0f}"),

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,15 +13,40 @@ from .write import write_report
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="report", description=__doc__)
     parser.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN_DIR", help="folder with steps.jsonl or metrics.jsonl"
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN_DIR",
+        help="folder of a run's record, or a file of verl's file logger",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in the first folder")
+    parser.add_argument(
+        "--watch",
+        type=float,
+        nargs="?",
+        const=30.0,
+        metavar="SECONDS",
+        help="write the page again and again, until Ctrl-C; a browser that shows it renews it [30]",
+    )
     parsed = parser.parse_args(arguments)
+    if parsed.watch is not None and parsed.watch < 1:
+        parser.error(f"--watch={parsed.watch}: must be at least 1")
+    runs = [folder.resolve() for folder in parsed.runs]
     try:
-        path = write_report([folder.resolve() for folder in parsed.runs], parsed.output)
+        sys.stdout.write(f"{write_report(runs, parsed.output, renewed_s=parsed.watch)}\n")
+        if parsed.watch is not None:
+            _watch(runs, parsed.output, every_s=parsed.watch)
     except NoRecord as error:
         sys.exit(f"async_dapo: {error}; name the folder of a run (async_dapo.report_dir)")
-    sys.stdout.write(f"{path}\n")
+
+
+def _watch(runs: Sequence[Path], output: Path | None, *, every_s: float) -> None:
+    try:
+        while True:
+            time.sleep(every_s)
+            write_report(runs, output, renewed_s=every_s)
+    except KeyboardInterrupt:
+        write_report(runs, output)
 
 
 if __name__ == "__main__":

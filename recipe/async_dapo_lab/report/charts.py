@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 Size = tuple[int, int]  # [CSS pixels]
 WIDE: Size = (1180, 330)
 NARROW: Size = (360, 330)
+SMALL: Size = (376, 240)  # one of a grid, which has as many columns as there is room for
 
 _PIXELS_PER_INCH = 72.0
 # Drawn in these, shown in the page's own: `--ink`, `--grid`, and a colour for each series.

@@ -1,12 +1,17 @@
 """The report as one HTML file: no script, nothing from elsewhere; light and dark, from 400 pixels of width on."""
 
+import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape
 
 from ...async_dapo.record import keys
+from .answers import Sample, as_html
 from .headline import headline
 from .health import EVERY_STEPS, RULES, VALIDATION_SHARE, hints, judged
+from .learning import curves
 from .run import Run, after_the_first
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; lighter ones on a dark ground.
@@ -45,6 +50,10 @@ p,li{overflow-wrap:anywhere}
 figure{margin:0;background:var(--card);padding:10px;border-radius:6px;min-width:0}
 figcaption{font-weight:600}
 .chart{display:block;width:100%;height:auto}
+.curves{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(340px,100%),1fr));gap:10px;margin:8px 0}
+.asked{background:var(--card);padding:10px;border-radius:6px;margin:8px 0}
+.answers{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(260px,100%),1fr));gap:10px}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem;margin:4px 0;max-height:260px;overflow-y:auto}
 .wide{margin:10px 0}.narrow{display:none}
 @media (max-width:760px){.wide .broad{display:none}.wide .narrow{display:block}}
 .scroll{overflow-x:auto}details .scroll{max-height:320px;overflow-y:auto}
@@ -62,14 +71,19 @@ details summary{cursor:pointer;font-size:.85rem}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A run, and its engines over time, as HTML; empty where they were not recorded."""
+    """A run, some of its answers, and its engines over time as HTML; empty where they were not recorded."""
 
     run: Run
+    answers: Sequence[Sample] = ()
     engines: str = ""
 
 
-def page(sections: Sequence[Section]) -> str:
-    """The whole document: runs one after the other; where there are several, a comparison before them."""
+def page(sections: Sequence[Section], *, renewed_s: float | None = None) -> str:
+    """The whole document: runs one after the other; where there are several, a comparison before them.
+
+    Args:
+        renewed_s: after so many seconds the browser loads it again; None: never.
+    """
     runs = [section.run for section in sections]
     title = "async DAPO: " + ", ".join(run.name for run in runs)
     body = "".join(_body(sections, runs))
@@ -77,7 +91,8 @@ def page(sections: Sequence[Section]) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
+        + ("" if renewed_s is None else f'<meta http-equiv="refresh" content="{renewed_s:.0f}">\n')
+        + f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
     )
 
 
@@ -92,26 +107,50 @@ def _body(sections: Sequence[Section], runs: Sequence[Run]) -> Iterator[str]:
     if len(runs) > 1:
         yield '<section id="side-by-side"><h2>Side by side</h2>'
         yield _table("what", [run.name for run in runs], _side_by_side(runs))
+        yield curves(runs, "side")
         yield "</section>"
     for index, section in enumerate(sections):
-        yield from _run(section, f"run{index}")
+        yield from _run(section, f"run{index}", is_alone=len(sections) == 1)
     yield "</main>"
 
 
-def _run(section: Section, prefix: str) -> Iterator[str]:
+def _run(section: Section, prefix: str, *, is_alone: bool) -> Iterator[str]:
     run = section.run
     yield f'<section id="{prefix}"><h2>{escape(run.name)}</h2>'
     yield f"<p>{escape(run.description.system)}; {_settings(run)}</p>"
+    if is_alone:
+        yield f"<h3>Did it learn?</h3>{curves([run], prefix)}"
+    yield as_html(section.answers)
     if run.is_ours:
         yield "".join(_health(run))
         yield "".join(_causes(run))
         yield "".join(_ledger(run))
     yield section.engines
+    yield "".join(_what_was_run(run))
     yield "</section>"
 
 
 def _settings(run: Run) -> str:
     return escape(", ".join(f"{name} {value}" for name, value in run.description.settings.items())) or "no description"
+
+
+def _what_was_run(run: Run) -> Iterator[str]:
+    of = run.description
+    rows = []
+    if not math.isnan(of.started_s):
+        rows.append(("started", f"{datetime.fromtimestamp(of.started_s, UTC):%Y-%m-%d %H:%M} UTC"))
+    rows.append(("machine", of.machine))
+    rows.append(("versions", ", ".join(f"{name} {version}" for name, version in of.versions.items())))
+    rows.append(("folder of checkpoints", of.checkpoints))
+    known = [(name, [text]) for name, text in rows if text]
+    overrides = [one for one in of.launch.get("overrides", ()) if not one.startswith("async_dapo.recorder=")]
+    if overrides:  # the module of the command adds the lab's recorder itself
+        command = " \\\n    ".join(["python -m recipe.async_dapo_lab.train", *map(shlex.quote, overrides)])
+        place = f"<p>In the folder {escape(of.launch['folder'])}:</p>" if "folder" in of.launch else ""
+        yield f"<details><summary>What was run</summary>{_table('what', ['value'], known)}{place}"
+        yield f"<pre>{escape(command)}</pre></details>"
+    elif known:
+        yield f"<details><summary>What was run</summary>{_table('what', ['value'], known)}</details>"
 
 
 def _health(run: Run) -> Iterator[str]:
@@ -177,7 +216,7 @@ def _side_by_side(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         row("seconds of a step, median", [run.median(keys.STEP_S) for run in runs]),
         row("seconds of its rollout, median", [run.median(keys.ROLLOUT_S) for run in runs]),
         row("hours of training", [max(run.time_s.values()) / 3600 for run in runs]),
-        row("empty capacity of the engines", [run.idle_ratio() for run in runs]),
+        row("empty places for requests in the engines", [run.idle_ratio() for run in runs]),
         row("thrown-away tokens", [run.waste_ratio() if run.is_ours else None for run in runs]),
         row("off-policy tokens", [run.mean(keys.OFF_POLICY) for run in runs]),
         row("length trained over dispatched", [run.last(keys.LENGTH_RATIO) for run in runs]),

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..run_files import LENGTHS_FILE, SAMPLES_FILE, BoundedFile
+from ..run_files import ANSWERS_FILE, EPISODES_FILE, LENGTHS_FILE, SAMPLES_FILE, BoundedFile
 from . import timeline
 from .timeline import StepTimeline
 
 
 class LabRecord:
-    """Timeline and lengths of a run.
+    """Timeline, lengths, some answers and some episodes of a run.
 
     Args:
         started_s: when the run was started first [s since the epoch].
@@ -19,14 +19,27 @@ class LabRecord:
 
     def __init__(self, folder: Path, *, started_s: float, first_step: int) -> None:
         self._started_s = started_s
-        self._timeline, self._lengths = (BoundedFile(folder / name) for name in (SAMPLES_FILE, LENGTHS_FILE))
-        for file in (self._timeline, self._lengths):
+        files = [BoundedFile(folder / name) for name in (SAMPLES_FILE, LENGTHS_FILE, ANSWERS_FILE, EPISODES_FILE)]
+        self._timeline, self._lengths, self._answers, self._episodes = files
+        for file in files:
             file.keep_before(first_step)
 
-    def add(self, step: int, taken: StepTimeline, *, lengths: Iterable[Mapping[str, Any]]) -> None:
+    def add(
+        self,
+        step: int,
+        taken: StepTimeline,
+        *,
+        lengths: Iterable[Mapping[str, Any]],
+        answers: Iterable[Mapping[str, Any]] = (),
+        episodes: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
         """
         Args:
             lengths: lines of `length_lines`.
+            answers: of `sampled`, if the step was validated.
+            episodes: lines of `Episode`.
         """
         self._timeline.add(timeline.line_of(step, taken, origin_s=self._started_s))
         self._lengths.add(*lengths)
+        self._answers.add(*({"step": step, **answer} for answer in answers))
+        self._episodes.add(*episodes)

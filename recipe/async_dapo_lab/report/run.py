@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import TypeVar
 
 from ...async_dapo.record import keys
-from ...async_dapo.record.console import accuracy_name, accuracy_of
+from ...async_dapo.record.console import accuracies_of, accuracy_name, accuracy_of
 from ...async_dapo.record.run_files import RUN_FILE, STEPS_FILE
 from ...async_dapo.record.run_record import RunDescription, StepRecord, all_causes, read_steps
 
@@ -41,6 +41,11 @@ class StepMetrics:
         """Of the validations, whatever their data source, by step."""
         return [(step, of) for step, values in sorted(self.by_step.items()) if (of := accuracy_of(values)) is not None]
 
+    def accuracies(self) -> dict[str, list[tuple[int, float]]]:
+        """The same of each data source, by its name."""
+        names = {key for values in self.by_step.values() for key in accuracies_of(values)}
+        return {key.removeprefix(keys.ACCURACY_PREFIX): self.series(key) for key in sorted(names)}
+
     def accuracy_name(self) -> str:
         """Which metric that is; empty without a validation."""
         return next((name for values in self.by_step.values() if (name := accuracy_name(values))), "")
@@ -60,13 +65,20 @@ class Run(StepMetrics):
     @classmethod
     def load(cls, folder: Path) -> "Run":
         """
+        Args:
+            folder: or the file of verl's file logger itself, as `PROJECT/EXPERIMENT.jsonl`.
+
         Raises:
             NoRecord: when the folder has none.
         """
-        files = [file for name in (STEPS_FILE, VERL_FILE) if (file := folder / name).exists()]
-        lines = read_steps(files[0]) if files else []
+        if folder.is_file():
+            files, folder = [folder], folder.with_suffix("")
+        else:
+            files = [file for name in (STEPS_FILE, VERL_FILE) if (file := folder / name).exists()]
+        lines = _steps_of(files[0]) if files else []
         if not lines:
-            raise NoRecord(f"{folder}: no {STEPS_FILE} (written by a run) and no {VERL_FILE} (verl's file logger)")
+            what = f"no {STEPS_FILE} (written by a run) and no {VERL_FILE} (verl's file logger)"
+            raise NoRecord(f"{folder}: {what}, or it has no line of a step")
         by_step: dict[int, dict[str, float]] = {}
         for line in lines:
             by_step.setdefault(line.step, {}).update(line.data)
@@ -121,6 +133,13 @@ class Run(StepMetrics):
         """Of all tokens that were thrown away or trained [0-1]."""
         discarded, trained = self.total(keys.TOKENS_DISCARDED), self.total(keys.TOKENS_TRAINED)
         return discarded / (discarded + trained) if discarded + trained else None
+
+
+def _steps_of(file: Path) -> list[StepRecord]:
+    try:
+        return read_steps(file)
+    except (ValueError, TypeError) as error:  # another file than a run's
+        raise NoRecord(f"{file}: is not what a run writes: {error}") from error
 
 
 def after_the_first(of_steps: Sequence[T]) -> Sequence[T]:

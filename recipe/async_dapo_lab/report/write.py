@@ -9,7 +9,8 @@ from typing import Any
 from ...async_dapo.core.concurrency import LoadSample
 from ...async_dapo.record.run_files import STEPS_FILE
 from ...async_dapo.runtime.logs import log_phase
-from ..run_files import REPORT_FILE, SAMPLES_FILE
+from ..run_files import ANSWERS_FILE, REPORT_FILE, SAMPLES_FILE
+from .answers import read_samples
 from .charts import INK, NARROW, SERIES, WIDE, draw
 from .page import Section, page
 from .run import Run
@@ -19,12 +20,13 @@ logger = logging.getLogger(__name__)
 
 SHOWN_STEPS = 4  # the last ones
 MOST_POINTS = 300  # of a line
+INCHES_OF_A_NAME = 1.7  # in the legend
 BANDS = {"rollout": SERIES[4], "training": SERIES[1], "weights": SERIES[3], "validation": SERIES[6]}
 
 Value = Callable[[LoadSample], float]
-PANELS: tuple[tuple[str, str, Value], ...] = (
-    ("requests", "Requests in the engine, running and waiting", lambda sample: sample.running + sample.waiting),
-    ("kv", "Share of the KV cache in use", lambda sample: sample.kv),
+PANELS: tuple[tuple[str, str, Value, bool], ...] = (  # the last says whether it is a share
+    ("requests", "Requests in the engine, running and waiting", lambda sample: sample.running + sample.waiting, False),
+    ("kv", "Share of the KV cache in use", lambda sample: sample.kv, True),
 )
 
 
@@ -39,8 +41,8 @@ def engine_charts(steps: Sequence[StepTimeline], prefix: str) -> str:
     if not shown:
         return ""
     parts = [f"<h3>Engines over the last {len(shown)} steps</h3>"]
-    for name, title, value in PANELS:
-        paint = _painter(shown, value)
+    for name, title, value, is_share in PANELS:
+        paint = _painter(shown, value, is_share=is_share)
         broad = draw(f"{prefix}-{name}-broad", title, paint, size=WIDE)
         narrow = draw(f"{prefix}-{name}-narrow", title, paint, size=NARROW)
         parts.append(
@@ -50,8 +52,10 @@ def engine_charts(steps: Sequence[StepTimeline], prefix: str) -> str:
     return "".join([*parts, "<p>A line for each engine; where they are more than eight, without its name.</p>"])
 
 
-def _painter(steps: Sequence[StepTimeline], value: Value) -> Callable[[Any], None]:
+def _painter(steps: Sequence[StepTimeline], value: Value, *, is_share: bool) -> Callable[[Any], None]:
     def paint(axes: Any) -> None:
+        from matplotlib.ticker import PercentFormatter
+
         named: set[str] = set()
         for step in steps:
             for span in step.spans:
@@ -70,25 +74,41 @@ def _painter(steps: Sequence[StepTimeline], value: Value) -> Callable[[Any], Non
                 xs, ys = [sample.time_s for sample in thinned], [value(sample) for sample in thinned]
                 axes.plot(xs, ys, color=colour, linewidth=1.0, label=name if step is steps[0] else None)
         axes.set_ylim(bottom=0)
+        if is_share:
+            axes.set_ylim(top=max(0.1, 1.05 * axes.get_ylim()[1]))
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_xlabel("seconds since the start of the run")
-        axes.figure.legend(loc="outside upper left", ncols=4, borderaxespad=0.1, columnspacing=1.0, handlelength=1.0)
+        columns = max(2, int(axes.figure.get_figwidth() / INCHES_OF_A_NAME))
+        style = {"borderaxespad": 0.1, "columnspacing": 1.0, "handlelength": 1.0}
+        axes.figure.legend(loc="outside upper left", ncols=columns, **style)
 
     return paint
 
 
-def write_report(folders: Sequence[Path], output: Path | None = None) -> Path:
+def write_report(folders: Sequence[Path], output: Path | None = None, *, renewed_s: float | None = None) -> Path:
     """One page of all runs. Returns its path: `output`, or `report.html` in the first folder.
+
+    Args:
+        folders: of runs, or files of verl's file logger.
+        renewed_s: after so many seconds the browser loads the page again; None: never.
 
     Raises:
         NoRecord: when one of the folders holds no record of a run.
     """
-    path = output or folders[0] / REPORT_FILE
+    first = folders[0]
+    path = output or (first.with_suffix(".html") if first.is_file() else first / REPORT_FILE)
     runs = [Run.load(folder) for folder in folders]
     sections = [
-        Section(run=run, engines=engine_charts(read_timeline(run.folder / SAMPLES_FILE), f"engines{index}"))
+        Section(
+            run=run,
+            answers=read_samples(run.folder / ANSWERS_FILE),
+            engines=engine_charts(read_timeline(run.folder / SAMPLES_FILE), f"engines{index}"),
+        )
         for index, run in enumerate(runs)
     ]
-    path.write_text(page(sections), encoding="utf-8")
+    draft = path.with_suffix(".part")
+    draft.write_text(page(sections, renewed_s=renewed_s), encoding="utf-8")
+    draft.replace(path)  # a browser that renews the page finds all of it
     return path
 
 
