@@ -1,7 +1,9 @@
-"""test_qwen3_8b.sh, and its sister for a mixture of experts: what they start, with which options, what they refuse."""
+"""test_qwen3_8b.sh, and its sisters, one for a mixture of experts and one for a single GPU: what they start, with which
+options, what they refuse."""
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,10 +13,13 @@ from omegaconf import DictConfig
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import Auto, ConfigError
 from recipe.async_dapo.startup.preflight import check_all, checks_of
+from recipe.async_dapo_lab.check import _kv_room, trainer_of
+from recipe.async_dapo_lab.plan.hardware import load_model
+from recipe.async_dapo_lab.plan.trainer_memory import Gpu
 
 from ..support.composed_runs import RECIPE, compose_run, rows, write_model, write_parquet
 
-SCRIPT, EXPERTS = RECIPE / "test_qwen3_8b.sh", RECIPE / "test_qwen3_30b_a3b.sh"
+SCRIPT, EXPERTS, SMALL = (RECIPE / f"test_qwen3_{size}.sh" for size in ("8b", "30b_a3b", "0.6b"))
 CLUSTER = {"RAY_ADDRESS": "10.0.0.1:6379", "CKPTS_DIR": "/shared/checkpoints"}
 Completed = subprocess.CompletedProcess[str]
 INPUTS = ("DATA_HOME", "MODEL_PATH", "CKPTS_DIR", "NNODES", "RAY_ADDRESS", "REHEARSE", "CHECK")
@@ -28,6 +33,9 @@ def data_home(tmp_path: Path) -> Path:
     folder.mkdir()
     write_parquet(folder / "dapo-math-17k.parquet", rows(512, source="math_dapo"))
     write_parquet(folder / "aime-2024.parquet", rows(30, source="aime_2024"))
+    (folder / "gsm8k").mkdir()
+    write_parquet(folder / "gsm8k" / "train.parquet", rows(128, source="openai/gsm8k"))
+    write_parquet(folder / "gsm8k" / "val.parquet", rows(16, source="openai/gsm8k"))
     return folder
 
 
@@ -57,11 +65,11 @@ def composed(done: Completed) -> DictConfig:
     return compose_run(overrides)
 
 
-@pytest.mark.parametrize("script", [SCRIPT, EXPERTS, AT_ROOT], ids=["dense", "experts", "at root"])
+@pytest.mark.parametrize("script", [SCRIPT, EXPERTS, SMALL, AT_ROOT], ids=["dense", "experts", "small", "at root"])
 def test_given_a_call_for_help_when_run_then_the_variables_are_explained_and_nothing_starts(script, tmp_path):
     done = run_script(script, "--help", folder=tmp_path)
     assert done.returncode == 0 and not done.stderr
-    assert done.stdout.startswith("Trains Qwen3-") and "DATA_HOME" in done.stdout and "set -" not in done.stdout
+    assert done.stdout.startswith("Trains Qwen3-") and "DATA_HOME" in done.stdout and "\nset -" not in done.stdout
 
 
 def test_given_one_node_when_run_then_its_options_are_those_of_the_source_recipe(data_home, tmp_path):
@@ -85,7 +93,7 @@ def test_given_one_node_when_run_then_its_options_are_those_of_the_source_recipe
     assert not rollout.disable_log_stats, "engines do not say how full they are"
 
 
-@pytest.mark.parametrize("script", [SCRIPT, EXPERTS])
+@pytest.mark.parametrize("script", [SCRIPT, EXPERTS, SMALL])
 @pytest.mark.parametrize(
     ("model", "name"),
     [("/shared/Qwen3-8B", "qwen3-8b"), ("Qwen/Qwen2.5-Math-7B", "qwen2.5-math-7b"), ("My 7/", "my 7")],
@@ -100,7 +108,7 @@ def test_given_another_model_when_run_then_it_has_a_folder_and_a_name_of_its_own
     assert config.trainer.experiment_name == name
 
 
-@pytest.mark.parametrize(("script", "nnodes"), [(SCRIPT, 1), (SCRIPT, 4), (EXPERTS, 2), (EXPERTS, 4)])
+@pytest.mark.parametrize(("script", "nnodes"), [(SCRIPT, 1), (SCRIPT, 4), (EXPERTS, 2), (EXPERTS, 4), (SMALL, 1)])
 def test_given_some_nodes_when_run_then_the_configuration_passes_verls_checks_and_ours(
     data_home, tmp_path, script, nnodes
 ):
@@ -128,6 +136,22 @@ def test_given_model_and_data_when_run_then_all_start_up_checks_pass(data_home, 
     for config in (dense, experts):
         with pytest.raises(ConfigError, match=f"{tmp_path}/model: verl cannot load it: "):
             checks_of(config, AsyncDAPOConfig.from_hydra(config))["model"]()
+
+
+def test_given_one_gpu_when_run_then_the_small_script_passes_all_checks_and_fits_beside_its_engine(data_home, tmp_path):
+    config_file = write_model(tmp_path / "model") / "config.json"
+    context = {"max_position_embeddings": 32_768}
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | context))
+    config = composed(run_script(SMALL, folder=tmp_path, DATA_HOME=data_home, MODEL_PATH=tmp_path / "model"))
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (1, 1)
+    check_all(config)
+    config.actor_rollout_ref.model.path = "qwen3-0.6b"  # the planner knows its size
+    gpu, model = Gpu(name="a 24 GB card", memory_gb=24.0), load_model("qwen3-0.6b")
+    memory = trainer_of(config, model)
+    assert config.actor_rollout_ref.rollout.gpu_memory_utilization <= memory.engine_share(24e9, keeps_kv=False)
+    assert memory.state_bytes + memory.activation_bytes < 0.7 * 24e9
+    room = re.search(r"room for ([\d,]+) tokens", _kv_room(config, model, gpu))
+    assert room is not None and int(room[1].replace(",", "")) > 40 * config.actor_rollout_ref.rollout.max_model_len
 
 
 @pytest.mark.parametrize(("flag", "module"), [("REHEARSE", "lab.rehearse"), ("CHECK", "lab.check")])
