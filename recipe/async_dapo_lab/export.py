@@ -160,14 +160,14 @@ def _merge_adapter(folder: Path, adapter: Path, *, base: str) -> None:
 
 def _describe(folder: Path, saved: SavedRun, complete: Complete, *, adapter: Adapter | None) -> None:
     try:
-        run = Run.load(saved.folder)
+        run = Run.load(saved.record)
     except NoRecord:  # of checkpoints that lie apart from their run's record
         run = None
     base = complete.model.path if complete.model is not None else ""
     card = model_card(run, step=complete.step, base=base, is_adapter=adapter is Adapter.APART)
     (folder / "README.md").write_text(card, encoding="utf-8")
     if saved.description is not None:
-        shutil.copyfile(saved.folder / RUN_FILE, folder / RUN_FILE)
+        shutil.copyfile(saved.record / RUN_FILE, folder / RUN_FILE)
 
 
 if __name__ == "__main__":

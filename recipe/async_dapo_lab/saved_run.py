@@ -22,17 +22,22 @@ _OWN = ("async_dapo.recorder", "hydra.", "hydra/")  # overrides that a run is st
 class SavedRun:
     """
     Attributes:
-        folder: that was named: of the record, of the checkpoints, or of an exported model.
-        description: None where the folder has no `run.json`.
+        folder: that was named: of the record, of the checkpoints, of one of them, or of an exported model.
+        record: folder of the record, which may lie above a checkpoint.
+        description: None where no `run.json` is found.
     """
 
     folder: Path
+    record: Path
     description: RunDescription | None
 
     @classmethod
     def at(cls, folder: Path) -> "SavedRun":
-        file = folder / RUN_FILE
-        return cls(folder=folder, description=RunDescription(**json.loads(file.read_text())) if file.exists() else None)
+        places = [folder, *folder.parents[:2]] if folder.name.startswith(STEP_FOLDER) else [folder]
+        for place in places:
+            if (file := place / RUN_FILE).exists():
+                return cls(folder=folder, record=place, description=RunDescription(**json.loads(file.read_text())))
+        return cls(folder=folder, record=places[:2][-1], description=None)
 
     @property
     def overrides(self) -> list[str]:

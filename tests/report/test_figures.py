@@ -81,6 +81,8 @@ def test_a_run_is_evaluated_with_its_own_options_its_newest_checkpoint_and_folde
     assert overrides[:2] == ["data.seed=1", "data.seed=2"] and found.saved.started_in == tmp_path
     assert f"trainer.resume_from_path='{run}/checkpoints/global_step_4'" in overrides
     assert {"trainer.val_only=True", "actor_rollout_ref.rollout.val_kwargs.n=4"} <= set(overrides)
+    alone = subject(str(run / "checkpoints" / "global_step_4"))
+    assert alone.overrides == ["data.seed=1"] and alone.checkpoint == found.checkpoint and alone.saved.record == run
     written = [one for one in overrides if str(run) in one and "resume_from_path" not in one]
     assert not written, "nothing is written into the run's folder"
 

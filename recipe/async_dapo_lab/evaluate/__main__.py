@@ -210,7 +210,7 @@ def _in_words(result: Mapping[str, Any]) -> str:
 
 
 def _default_output(subject: Subject) -> Path:
-    folder = subject.saved.folder if subject.saved.folder.is_dir() else Path.cwd()
+    folder = subject.saved.record if subject.saved.record.is_dir() else Path.cwd()
     step = "" if subject.checkpoint is None else f"-step-{step_of(subject.checkpoint)}"
     return folder / f"evaluation{step}.json"
 
