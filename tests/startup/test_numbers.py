@@ -82,7 +82,8 @@ TABLE = {
     "x o x o x": """
         actor_rollout_ref.rollout.val_kwargs.temperature actor_rollout_ref.actor.optim.lr
         actor_rollout_ref.actor.optim.weight_decay actor_rollout_ref.actor.clip_ratio
-        actor_rollout_ref.actor.kl_loss_coef
+        actor_rollout_ref.actor.kl_loss_coef actor_rollout_ref.actor.optim.lr_warmup_steps_ratio
+        critic.optim.lr_warmup_steps_ratio
     """,
     "o o x o x": """
         actor_rollout_ref.actor.entropy_coeff

@@ -15,9 +15,10 @@ from omegaconf.errors import OmegaConfBaseException
 from docs.support import BY_HAND, REFUSED, SUPPORT
 from recipe.async_dapo.config.options import TOGETHER, AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, ConfigErrors, speculative_config
+from recipe.async_dapo.startup.choices import CHOICES, TRIED
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, findings
-from recipe.async_dapo.startup.rules import CHOICES, RULES, Run
+from recipe.async_dapo.startup.rules import RULES, Run
 from recipe.async_dapo.startup.verl_options import (
     FIXED,
     IGNORED,
@@ -50,6 +51,17 @@ gae critic.checkpoint.load_contents=[model] -> trainer.resume_mode=disable
 ranks actor.ulysses_sequence_parallel_size=3 -> actor.ulysses_sequence_parallel_size=4
 ref trainer.n_gpus_per_node=4 ref.ulysses_sequence_parallel_size=3 -> ref.ulysses_sequence_parallel_size=2
 gae ranks critic.fsdp.ulysses_sequence_parallel_size=3 -> critic.fsdp.ulysses_sequence_parallel_size=4
+ref ref.strategy=megatron -> ref.strategy=fsdp2
+gae critic.strategy=fsdp3 -> critic.strategy=fsdp2
+ranks actor.fsdp_config.fsdp_size=3 -> actor.fsdp_config.fsdp_size=4
+ref trainer.n_gpus_per_node=4 ref.fsdp_config.fsdp_size=0 -> ref.fsdp_config.fsdp_size=2
+gae ranks critic.fsdp.fsdp_size=5 -> critic.fsdp.fsdp_size=-1
+ranks actor.strategy=fsdp actor.fsdp_config.fsdp_size=1 -> actor.strategy=fsdp2
+gae ranks critic.strategy=fsdp critic.fsdp.fsdp_size=1 -> critic.fsdp.fsdp_size=2
+megatron actor.megatron.expert_model_parallel_size=3 -> actor.megatron.expert_model_parallel_size=1
+megatron ref ref.megatron.expert_model_parallel_size=3 -> ref.megatron.expert_model_parallel_size=1
+megatron gae critic.strategy=megatron critic.megatron.tensor_model_parallel_size=2 critic.experts=2 -> critic.experts=1
+model.use_liger=True -liger_kernel -> model.use_liger=False
 actor.ppo_mini_batch_size=3 -> actor.ppo_mini_batch_size=4
 gae critic.ppo_mini_batch_size=6 -> critic.ppo_mini_batch_size=4
 ranks actor.ppo_mini_batch_size=1 -> actor.ppo_mini_batch_size=2
@@ -162,11 +174,18 @@ def test_megatrons_parallel_sizes_count_together(run, gpus, is_refused):
     assert any(error.startswith(said) for error in errors) is is_refused
 
 
-@pytest.mark.parametrize(("key", "known"), [(key, known) for key, _, known in CHOICES])
+ALL_ACT = (
+    "gae saves ref algorithm.use_kl_in_reward=True model.use_fused_kernels=True actor.fsdp_config.qat.enable=True "
+    "ref.fsdp_config.qat.enable=True critic.fsdp.qat.enable=True"
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "known"), [(key, known) for key, _, known in CHOICES], ids=[key for key, *_ in CHOICES]
+)
 def test_a_misspelt_choice_is_answered_with_what_was_meant(run, key, known):
-    meant = sorted(known)[-1]
-    acts = ("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.use_kl_in_reward=True")
-    errors = of_options(run(*acts, f"{key}={meant}x"), before=AFTER_RULES)
+    meant, acts = sorted(known())[-1], in_full(ALL_ACT)
+    errors = of_options(run(*acts, f"++{key}={meant}x"), before=AFTER_RULES)
     said = [error for error in errors if error.startswith(f"{key}={meant}x: must be one of ")]
     assert [error for error in said if error.endswith(f"; did you mean {meant}?")], errors
 
@@ -197,6 +216,22 @@ separate rollout.nnodes=0 -> .*rollout.nnodes=0: are the nodes of engines with
 reward.reward_model.enable_resource_pool=True -> : must equal reward.reward_model.enable=False
 vllm.max-num-seqs=2000 -> : would take the place of actor_rollout_ref.rollout.max_num_seqs=
 vllm.tensor_parallel_size=2 -> : would take the place of actor_rollout_ref.rollout.tensor_model_parallel_size=1
+actor.optim.optimizer=Adam_W -> : must be one of .*; did you mean AdamW\\?
+actor.optim.optimizer_impl=torch.optimm -> : cannot be imported: No module named 'torch.optimm'; install its
+actor.optim.optimizer_impl=bitsandbytes.optim -> : cannot be imported: No module named 'bitsandbytes'; install its
+actor.optim.betas=[0.9] -> .*optim.betas=\\[0.9\\]: torch.optim.AdamW says: IndexError
+actor.optim.betas=[0.9,1.5] -> .*optim.betas=\\[0.9, 1.5\\]: torch.optim.AdamW says: ValueError\\('Invalid beta
+actor.optim.override_optimizer_config={epss:1} -> .*override_optimizer_config=.* says: TypeError.*'epss'
+actor.optim.optimizer=Muon -> : torch.optim.Muon says: ValueError
+gae critic.optim.optimizer=Adm -> critic.optim.optimizer=Adm: must be one of .*; did you mean Adam\\?
+actor.optim.lr_warmup_steps_ratio=10 -> : must be a number in 0..1
+rollout.dtype=fp16 -> : must be one of auto, half, float16, bfloat16
+rollout.scheduling_policy=fifo -> : must be one of fcfs, priority
+rollout.load_format=dumy -> : must be one of .*; did you mean dummy\\?
+vllm.kv_cache_dtype=fp9 -> : must be one of .*; did you mean fp8\\?
+gae critic.loss_agg_mode=token_mean -> critic.loss_agg_mode=token_mean: verl says: Invalid loss_agg_mode
+ref ref.profiler.tool_config.npu.level=high -> actor_rollout_ref.ref=.*verl says: .*Profiler level only supports
+async_dapo.max_staleness=null algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=linear -> .*NotImplementedError
 vllm.kv_cache_dtyp=fp8 -> : vLLM has no such argument; did you mean kv_cache_dtype\\?
 vllm.speculative_config=some -> : must be an object, or JSON of one
 vllm.stream_interval=0 -> : must be a whole number >= 1
@@ -340,7 +375,7 @@ KEYS = [
     *OWN,
     *NODES,
     *TYPES,
-    *(key for key, *_ in (*FIXED, *IGNORED, *SHADOWED, *CHOICES)),
+    *(key for key, *_ in (*FIXED, *IGNORED, *SHADOWED, *CHOICES, *TRIED)),
     *(one.key for one in RULES),
 ]
 VALUES = ["null", "-1", "0", "1", "3", "0.5", "nan", ".inf", "True", "some", "''", "[]", "{}", "auto", "[a,1]", "{a:1}"]

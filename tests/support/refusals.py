@@ -20,6 +20,7 @@ FULL = {
     "ref.": "actor_rollout_ref.ref.",
     "model.": "actor_rollout_ref.model.",
     "correction.": "algorithm.rollout_correction.",
+    "critic.experts": "critic.megatron.expert_model_parallel_size",
     "overlong.": "reward.reward_kwargs.overlong_buffer_cfg.",
 }
 SHORT = {

@@ -7,17 +7,13 @@ installed wheels.
 
 import math
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo import rollout_corr_helper as corrections
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
-from verl.utils.tracking import Tracking
 from verl.workers.config import CriticConfig
 
 from ..config.extensions import declared
@@ -32,27 +28,30 @@ from ..config.options import (
 from ..config.values import (
     SUFFIX_MODULE,
     SUFFIX_PACKAGE,
-    ConfigError,
     Drafts,
     ImportanceSampling,
     Rule,
     SpeculativeConfig,
-    check_choice,
     check_each,
     check_rules,
     copied,
     own_head_drafts,
 )
 from ..core.leases import MAX_PENDING_CALLS, server_calls
-from .verl_options import MEGATRON_SIZES, VEOMNI_SIZE, listed
+from .choices import LOSS_MODE, check_values
+from .verl_options import MEGATRON_SIZES, TRAINING_ENGINES, VEOMNI_SIZE, listed
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _CORRECTION, _REWARD = "actor_rollout_ref.model.", "algorithm.rollout_correction.", "reward.reward_kwargs."
 _VLLM, _OVERLONG = _ROLLOUT + "engine_kwargs.vllm.", _REWARD + "overlong_buffer_cfg."
 _VALIDATION = _ROLLOUT + "val_kwargs."
-_LOSS_MODE = _ACTOR + "policy_loss.loss_mode"
 _MODELS = {"actor": _ACTOR, "ref": _REF, "critic": "critic."}
 _FSDP_NODES = {"actor": ("", "fsdp_config."), "ref": ("", "fsdp_config."), "critic": ("fsdp.",)}
+_SHARDS = {
+    "actor": _ACTOR + "fsdp_config.fsdp_size",
+    "ref": _REF + "fsdp_config.fsdp_size",
+    "critic": "critic.fsdp.fsdp_size",
+}
 _NODES = {
     "actor": "actor_rollout_ref.actor",
     "model": "actor_rollout_ref.model",
@@ -66,9 +65,6 @@ _NODES = {
 
 _GPUS = {"training_gpus": training_gpus, "engine_gpus": engine_gpus, "gpus_per_engine": gpus_per_engine}
 
-# They need a field that the V1 trainer never computes, and fail after the first rollout.
-UNSUPPORTED_ESTIMATORS = ("remax", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
-KL_LOSSES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "low_var_kl+", "k3+")
 PENALISED_METRICS = ("reward", "seq_reward", "seq_final_reward")  # of the final reward, with the overlong penalty
 # Logger -> the package that it imports where training runs.
 LOGGER_PACKAGES = {"vemlp_wandb": "volcengine_ml_platform"} | {
@@ -118,6 +114,12 @@ class Run:
         """Which models are trained, or score."""
         return {"actor": True, "ref": need_reference_policy(self.config), "critic": need_critic(self.config)}
 
+    @cached_property
+    def builds(self) -> dict[str, bool]:
+        """Which of these models have workers of their own: the reference policy is the actor without its adapters."""
+        has_adapters = any(self.get(_MODEL + name) for name in ("lora_rank", "lora.rank", "lora_adapter_path"))
+        return self.has | {"ref": self.has["ref"] and not has_adapters}
+
     @property
     def longest_tok(self) -> int:
         return self.options.max_prompt_length + self.options.max_response_length
@@ -148,6 +150,16 @@ class Run:
     def least_tok(self) -> dict[str, int]:
         """Tokens that a rank's share of the longest trajectory has, by model."""
         return {model: -(-self.longest_tok // split) for model, split in self.split_over.items()}
+
+    @property
+    def saves(self) -> bool:
+        """Whether checkpoints are written."""
+        return bool(self.trainer.save_freq > 0)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether one is read, if there is one."""
+        return bool(self.trainer.resume_mode != "disable")
 
     @property
     def withholds(self) -> bool:
@@ -204,7 +216,7 @@ BYPASS, NONE = ImportanceSampling.BYPASS, ImportanceSampling.NONE
 
 
 def _lacks_parts(it: Run, model: str, contents: str) -> bool:
-    acts = it.trainer.save_freq > 0 if contents == "save_contents" else it.trainer.resume_mode != "disable"
+    acts = it.saves if contents == "save_contents" else it.resumes
     parts = it.get(f"{_MODELS[model]}checkpoint.{contents}")
     return acts and it.has[model] and parts is not None and not set(listed(parts)) >= _STORED
 
@@ -234,6 +246,40 @@ def _is_short(it: Run, model: str, key: str, dynamic: str | None) -> bool:
     value = OmegaConf.select(it.config, key, default=None if dynamic else CriticConfig.ppo_infer_max_token_len_per_gpu)
     acts = it.has[model] and (dynamic is None or it.get(dynamic))
     return acts and (value is None or value < it.least_tok[model])
+
+
+def _strategy_of(it: Run, model: str) -> str:
+    return str(it.get(_MODELS[model] + "strategy"))
+
+
+def _is_of_another_engine(it: Run, model: str) -> bool:
+    return it.builds[model] and _strategy_of(it, model) not in TRAINING_ENGINES.get(it.model_engine, ())
+
+
+def _makes_no_mesh(it: Run, model: str) -> bool:
+    """Whether groups of so many ranks leave some over."""
+    size = it.get(_SHARDS[model])
+    is_group = isinstance(size, int) and (
+        size < 0 or size >= it.training_gpus or (size and not it.training_gpus % size)
+    )
+    return it.model_engine == "dp" and it.builds[model] and not (is_group and size)
+
+
+def _shares_no_gradients(it: Run, model: str) -> bool:
+    """torch's FSDP1 takes a group of one rank for a whole world."""
+    is_alone = it.get(_SHARDS[model]) == 1 < it.training_gpus
+    return it.model_engine == "dp" and it.has[model] and is_alone and _strategy_of(it, model) == "fsdp"
+
+
+def _spreads_no_experts(it: Run, model: str) -> bool:
+    """Megatron's groups of experts: ranks of a pipeline stage are shared out anew."""
+
+    def size(name: str) -> int:
+        return it.get(f"{_MODELS[model]}megatron.{name}_parallel_size") or 1
+
+    tensor = it.get(f"{_MODELS[model]}megatron.expert_tensor_parallel_size") or size("tensor_model")
+    ranks = size("expert_model") * tensor * size("pipeline_model")
+    return it.model_engine == "megatron" and it.builds[model] and bool(it.training_gpus % ranks)
 
 
 def _cuts(it: Run, part: str) -> bool:
@@ -285,6 +331,24 @@ RULES: tuple[Rule, ...] = (
            f"times trainer.nnodes makes {{it.training_gpus}} training GPUs, no multiple of the {{it.held_by[{model}]}} "
            f"that the parallel sizes of {key.rstrip('.')} multiply to; change it, or one of these")
       for model, key in _MODELS.items()),
+    *(Rule(key + "strategy", partial(_is_of_another_engine, model=model),
+           "is none of model_engine={it.model_engine}, which verl would look for in its workers; leave it out")
+      for model, key in _MODELS.items() if model != "actor"),
+    *(Rule(key, partial(_makes_no_mesh, model=model),
+           "makes no groups of equal size of the {it.training_gpus} training GPUs; set a number that divides them, or "
+           "-1 for one group of all")
+      for model, key in _SHARDS.items()),
+    *(Rule(_SHARDS[model], partial(_shares_no_gradients, model=model),
+           f"with {_MODELS[model]}strategy=fsdp torch would share no gradients between the {{it.training_gpus}} GPUs, "
+           f"and each would train a model of its own; set -1, or {_MODELS[model]}strategy=fsdp2")
+      for model in ("actor", "critic")),
+    *(Rule(key + "megatron.expert_model_parallel_size", partial(_spreads_no_experts, model=model),
+           "times the pipeline's size, and the tensor parallel size of experts, does not divide the {it.training_gpus} "
+           "training GPUs; change one of these")
+      for model, key in _MODELS.items()),
+    Rule(_MODEL + "use_liger", lambda it: it.model.use_liger and it.model_engine == "dp"
+         and find_spec("liger_kernel") is None,
+         "needs a package that is not installed; run: pip install liger-kernel, or set False"),
     *(Rule(_MODELS[model] + "ppo_mini_batch_size", partial(_fills_up, model=model),
            "must divide data.train_batch_size={it.options.target_valid_groups}: verl would pad the last one")
       for model in ("actor", "critic")),
@@ -329,9 +393,9 @@ RULES: tuple[Rule, ...] = (
          lambda it: it.corrects(BYPASS) and it.correction.rollout_is and it.correction.loss_type == "ppo_clip",
          "is ignored in bypass mode, where PPO's ratio is the weight; leave it null, choose "
          "async_dapo.importance_sampling=decoupled, or set algorithm.rollout_correction.loss_type=reinforce"),
-    Rule(_LOSS_MODE, lambda it: it.corrects(BYPASS) and it.get(_LOSS_MODE) == "gpg",
+    Rule(LOSS_MODE, lambda it: it.corrects(BYPASS) and it.get(LOSS_MODE) == "gpg",
          "has no ratio, which is the correction in bypass mode; use async_dapo.importance_sampling=decoupled"),
-    Rule(_LOSS_MODE, lambda it: _is_dppo(it) and not it.corrects(BYPASS) and it.actor.ppo_epochs == 1
+    Rule(LOSS_MODE, lambda it: _is_dppo(it) and not it.corrects(BYPASS) and it.actor.ppo_epochs == 1
          and it.actor.ppo_mini_batch_size == it.options.target_valid_groups,
          "masks what has moved away from pi_prox, where a step's only update begins; set "
          "async_dapo.importance_sampling=bypass"),
@@ -339,14 +403,14 @@ RULES: tuple[Rule, ...] = (
          lambda it: _is_dppo(it) and (it.actor.clip_ratio_low, it.actor.clip_ratio_high) == (0.2, 0.28),
          "is DAPO's limit of a ratio, and that of a divergence with this loss_mode; set it and clip_ratio_low, such as "
          "0.05 for dppo_kl, 0.15 for dppo_tv"),
-    Rule(_LOSS_MODE, lambda it: it.get(_LOSS_MODE) == "geo_mean",
+    Rule(LOSS_MODE, lambda it: it.get(LOSS_MODE) == "geo_mean",
          "adds up means of micro batches, so that its gradient grows with their number; use gspo"),
     Rule(_ACTOR + "policy_loss.dro_beta",
-         lambda it: it.get(_LOSS_MODE) == "dro"
+         lambda it: it.get(LOSS_MODE) == "dro"
          and not (isinstance(beta := it.actor.policy_loss.dro_beta, int | float) and beta > 0),
          "loss_mode=dro fails without it after the first rollout; set a positive number, or another loss_mode"),
-    Rule(_LOSS_MODE, lambda it: it.corrects(BYPASS) and needs_bypass_loss(it.correction)
-         and it.get(_LOSS_MODE) not in ("vanilla", "bypass_mode", "gpg"),
+    Rule(LOSS_MODE, lambda it: it.corrects(BYPASS) and needs_bypass_loss(it.correction)
+         and it.get(LOSS_MODE) not in ("vanilla", "bypass_mode", "gpg"),
          "is replaced by verl's bypass loss, which rollout_rs and loss_type=reinforce need; leave it at vanilla"),
     Rule("async_dapo.max_tokens_per_round",  # verl's bypass loss raises at a micro batch without a token
          lambda it: it.corrects(BYPASS) and needs_bypass_loss(it.correction) and it.options.max_staleness
@@ -361,7 +425,7 @@ RULES: tuple[Rule, ...] = (
          _CONTRADICTS + "set it to False, or importance_sampling to bypass"),
     Rule(_CORRECTION + "loss_type", lambda it: not it.corrects(BYPASS) and it.correction.loss_type != "ppo_clip",
          "acts with async_dapo.importance_sampling=bypass only; leave it at ppo_clip"),
-    Rule(_LOSS_MODE, lambda it: it.get(_LOSS_MODE) == "bypass_mode"
+    Rule(LOSS_MODE, lambda it: it.get(LOSS_MODE) == "bypass_mode"
          and not (it.corrects(BYPASS) and needs_bypass_loss(it.correction)),
          "takes old log-probs for the behaviour policy's, with options of its own; leave it at vanilla"),
     Rule(_CORRECTION + "rollout_is", lambda it: it.correction.loss_type == "reinforce"
@@ -525,41 +589,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def _is_dppo(it: Run) -> bool:
-    return str(it.get(_LOSS_MODE)).startswith("dppo_")
-
-
-def _masks(it: Run) -> list[str]:
-    return [name.strip() for name in str(it.correction.rollout_rs or "").split(",") if name.strip()]
-
-
-def _of(key: str, unless: str = _MODEL + "external_lib") -> Callable[[Run], list[Any]]:
-    """The value, unless a library of the user's may add to what verl knows."""
-    return lambda it: [it.get(key)] if it.get(unless) is None else []
-
-
-# (option, its values, those that verl knows): of another it learns after the first rollout.
-CHOICES: tuple[tuple[str, Callable[[Run], list[Any]], Iterable[str]], ...] = (
-    ("trainer.logger", lambda it: listed(it.trainer.logger), Tracking.supported_backend),
-    ("algorithm.adv_estimator", _of("algorithm.adv_estimator"), ADV_ESTIMATOR_REGISTRY.keys() - UNSUPPORTED_ESTIMATORS),
-    (_LOSS_MODE, _of(_LOSS_MODE), POLICY_LOSS_REGISTRY),
-    (_ACTOR + "kl_loss_type", lambda it: [it.actor.kl_loss_type] if it.actor.use_kl_loss else [], KL_LOSSES),
-    ("algorithm.kl_penalty", lambda it: [it.algorithm.kl_penalty] if it.algorithm.use_kl_in_reward else [], KL_LOSSES),
-    (_CORRECTION + "loss_type", lambda it: [it.correction.loss_type], ("ppo_clip", "reinforce")),
-    (_CORRECTION + "rollout_is", lambda it: [it.correction.rollout_is or "token"], ("token", "sequence")),
-    (_CORRECTION + "rollout_rs", _masks, corrections.SUPPORTED_ROLLOUT_RS_OPTIONS),
-    ("reward.reward_manager.source", lambda it: [it.reward.reward_manager.source], ("register", "importlib")),
-)
-# fmt: off
-# (option, verl's reading of it, what to set)
-THRESHOLDS: tuple[tuple[str, Callable[[Run, Any], Any], str], ...] = (
-    (_CORRECTION + "rollout_is_threshold",
-     lambda it, value: value is None or corrections._parse_rollout_is_threshold(value),
-     "a number > 0, or lower_upper, such as 0.5_2.0"),
-    (_CORRECTION + "rollout_rs_threshold",
-     lambda it, value: not _masks(it) or corrections._parse_rollout_rs_thresholds(_masks(it), value),
-     "a number > 0 for each mask of rollout_rs, or lower_upper for those that end with k1, such as 0.99_1.01"),
-)
-# fmt: on
+    return str(it.get(LOSS_MODE)).startswith("dppo_")
 
 
 def check_options(config: DictConfig, options: AsyncDAPOConfig) -> str:
@@ -572,15 +602,6 @@ def check_options(config: DictConfig, options: AsyncDAPOConfig) -> str:
         ConfigError: naming key, value and remedy.
     """
     run = Run.of(config, options)
-    choices = [partial(check_choice, key, value, known) for key, chosen, known in CHOICES for value in chosen(run)]
-    thresholds = [partial(_check_threshold, run, *row) for row in THRESHOLDS]
     rows = (*RULES, *(row for one in declared().values() for row in one.rules))
-    check_each([*choices, *thresholds, partial(check_rules, rows, run, run.config)])
+    check_each([partial(check_values, run), partial(check_rules, rows, run, run.config)])
     return f"{config.algorithm.adv_estimator}, importance sampling {options.importance_sampling}"
-
-
-def _check_threshold(run: Run, key: str, parse: Callable[[Run, Any], Any], wanted: str) -> None:
-    try:
-        parse(run, value := run.get(key))
-    except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise ConfigError(key, value, f"verl says: {str(error).rstrip('.')}; set {wanted}") from error

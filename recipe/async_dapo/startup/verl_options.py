@@ -22,6 +22,7 @@ from ..config.values import (
     Count,
     NotNegative,
     Positive,
+    Share,
     SomeShare,
     check_each,
     did_you_mean,
@@ -83,6 +84,7 @@ _OF_KIND: tuple[tuple[Any, str], ...] = (
     (_AboveOne, f"{_ACTOR}clip_ratio_c"),
     (_Finite, f"{_ACTOR}entropy_coeff"),
     (int | None, f"{_ACTOR}optim.lr_warmup_steps"),
+    (Share, f"{_ACTOR}optim.lr_warmup_steps_ratio critic.optim.lr_warmup_steps_ratio"),
     (SomeShare, f"{_ROLLOUT}val_kwargs.top_p {_ROLLOUT}gpu_memory_utilization"),
     (_TopK, f"{_ROLLOUT}val_kwargs.top_k"),
 )  # fmt: skip
