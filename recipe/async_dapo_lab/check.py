@@ -6,7 +6,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import metadata
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -24,20 +23,7 @@ from .rehearsal.options import KV_CACHE_DTYPE, WITH_REHEARSAL, assumed_gpu
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit status, as the recipe's check does."""
-    _name_vllm_as_verl_does()
     return check.main(arguments, in_words, WITH_REHEARSAL)
-
-
-def _name_vllm_as_verl_does() -> None:
-    """Where vLLM's CPU build is installed, and its plugin is off, as in a check of a run on GPUs."""
-    import verl  # noqa: F401 (brings the plugin, if it is on)
-
-    try:
-        metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        from .cpu.plugin.async_dapo_cpu.compat import find_vllm_under_its_cpu_name
-
-        find_vllm_under_its_cpu_name()
 
 
 def in_words(config: DictConfig) -> str:

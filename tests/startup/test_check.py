@@ -1,10 +1,12 @@
 """The check before a run: every mistake a line, an exit status, and the run in words."""
 
+import os
 import re
+import sys
 from collections import Counter
 from functools import partial
-from importlib import metadata
 from pathlib import Path
+from subprocess import run as run_command
 
 import pytest
 
@@ -18,6 +20,7 @@ from recipe.async_dapo_lab import check
 from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL
 
 from ..support.composed_runs import ComposeRun, compose_run, override, refusal, valid_overrides
+from ..support.documents import ROOT
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -106,19 +109,6 @@ def test_given_what_verls_reward_manager_refuses_when_checked_then_it_is_told_in
     assert refusal(run, *overrides).startswith(f"reward.reward_manager.name={said}")
 
 
-def test_given_vllms_cpu_build_when_checked_twice_then_verl_finds_it_and_the_look_up_is_changed_once(monkeypatch):
-    def installed(name: str) -> str:
-        if name == "vllm":
-            raise metadata.PackageNotFoundError(name)
-        return "0.27.1"
-
-    monkeypatch.setattr(metadata, "version", installed)
-    check._name_vllm_as_verl_does()
-    changed = metadata.version
-    check._name_vllm_as_verl_does()
-    assert changed("vllm") == "0.27.1+cpu" and metadata.version is changed
-
-
 def test_given_a_key_that_does_not_exist_when_checked_then_nothing_else_is(files, capsys):
     assert main([*valid_overrides(files), "trainer.loger=x"]) == 1
     [line] = lines(capsys)
@@ -128,6 +118,16 @@ def test_given_a_key_that_does_not_exist_when_checked_then_nothing_else_is(files
 def test_given_an_accelerator_that_is_not_known_when_checked_then_the_known_ones_are_named(files, capsys):
     assert check.main([*valid_overrides(files), "trainer.device=cuda", "rehearsal.accelerator=h10"]) == 1
     assert lines(capsys)[-1].startswith("BAD  in words               accelerator=h10: unknown; did you mean h100?")
+
+
+@pytest.mark.slow
+def test_adapters_are_checked_where_the_cpu_plugin_is_off(files):
+    """As README has it: on a laptop with the CPU stack, without the plugin on PYTHONPATH."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "PYTHONPATH")}
+    command = [sys.executable, "-m", "recipe.async_dapo.check", *valid_overrides(files)]
+    adapters = ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.rollout.load_format=safetensors"]
+    found = run_command([*command, *adapters], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stdout
 
 
 def test_flags_are_no_overrides(capsys):

@@ -293,3 +293,14 @@ def test_given_hundred_thousand_rows_when_checked_then_it_takes_seconds_and_litt
     check(run(f"data.train_files={path}"))
     assert time.process_time() - started < 5
     assert pa.total_allocated_bytes() - before < 1e6
+
+
+@pytest.mark.parametrize("column", ["prompt", "problem"])
+def test_text_where_messages_are_expected_is_told_with_the_columns_that_verl_reads(run, tmp_path, column):
+    """ "training sees no videos" was said of it."""
+    content = [{"data_source": "sums", column: f"{one}+1=", "reward_model": {"ground_truth": "2"}} for one in range(16)]
+    message = refusal(run, f"data.train_files={write_parquet(tmp_path / 'train.parquet', content)}")
+    assert ("has '0+1=' where messages are expected" if column == "prompt" else "KeyError: 'prompt'") in message
+    for name in ("prompt=[{'role': 'user', 'content': TEXT}]", "data_source=", "reward_model={'ground_truth': ANSWER}"):
+        assert name in message
+    assert "extra_info; docs/your_own.md" in message

@@ -3,12 +3,15 @@
 import errno
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
-from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.startup.environment_check import check_environment
+from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo.startup.users_code import name_files_plainly, shipped_modules
 
 from ..support.composed_runs import REWARD_FUNCTION, refusal, rows, write_lines, write_parquet
@@ -193,3 +196,68 @@ def test_values_that_are_no_names_are_left_to_their_own_checks(run):
     name_files_plainly(config)
     with shipped_modules(config):
         assert config.actor_rollout_ref.model.path == 5 and config.data.train_files == [5]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "trainer.default_local_dir=s3://bucket/run",
+        "trainer.rollout_data_dir=gs://bucket/run",
+        "trainer.validation_data_dir=hdfs://name/run",
+        "async_dapo.report_dir=s3://bucket/run",
+        "global_profiler.save_path=s3://bucket/run",
+        "actor_rollout_ref.model.path=s3://bucket/model",
+        "reward.custom_reward_function.path=https://host/reward.py",
+        f"{ROLLOUT}agent.agent_loop_config_path=hdfs://name/loops.yaml",
+    ],
+)
+def test_a_url_that_would_be_taken_for_a_path_is_refused(run, named):
+    """`s3://bucket/run` was made as a folder `./s3:`, and the run ended well."""
+    found = [str(one.error) for one in findings(run(named)) if one.error is not None]
+    assert [one for one in found if one.startswith(f"{named}: is a URL, and would be taken for a path")], found
+
+
+@pytest.mark.parametrize("home", ["file://{}", "~"])
+def test_folders_that_a_run_writes_to_are_named_as_files_are(run, tmp_path, monkeypatch, home):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = run(f"trainer.default_local_dir='{home.format(tmp_path)}/runs'")
+    name_files_plainly(config)
+    assert config.trainer.default_local_dir == config.async_dapo.report_dir == f"{tmp_path}/runs"
+
+
+@pytest.mark.parametrize("option", [True, False])
+def test_ray_client_is_refused(run, monkeypatch, option):
+    """verl's driver is part of the cluster. Where nothing listens, Ray Client has said so after 45 s."""
+    monkeypatch.setenv("RAY_ADDRESS", "" if option else "ray://head:10001")
+    named = ["+ray_kwargs.ray_init.address=ray://head:10001"] if option else []
+    key = "ray_kwargs.ray_init.address" if option else "RAY_ADDRESS"
+    assert refusal(run, *named).startswith(f"{key}=ray://head:10001: is Ray Client's, in which no driver is part of")
+
+
+WANDB = "trainer.logger=[console,wandb]"
+
+
+@pytest.mark.parametrize(
+    ("variables", "netrc", "is_refused"),
+    [
+        ({}, "", True),
+        ({"WANDB_MODE": "online"}, "machine other.host login user password key", True),
+        ({}, "machine api.wandb.ai login user password key", False),
+        ({"WANDB_API_KEY": "key"}, "", False),
+        ({"WANDB_MODE": "offline"}, "", False),
+        ({"WANDB_BASE_URL": "https://own.host"}, "machine own.host login user password key", False),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, "", False),  # a node of another environment may have one
+    ],
+)
+def test_a_logger_without_a_key_is_refused(run, tmp_path, monkeypatch, variables, netrc, is_refused):
+    """wandb has said so after 103 s, when engines were up."""
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / ".netrc").write_text(netrc)
+    (tmp_path / ".netrc").chmod(0o600)
+    with pytest.raises(ConfigError, match="wandb finds no key") if is_refused else nullcontext():
+        check_environment(run(WANDB))
+    check_environment(run(WANDB, "+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_API_KEY:key}"))

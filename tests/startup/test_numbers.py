@@ -100,6 +100,7 @@ ROWS = {key: [*cells.split(), "x"] for cells, keys in TABLE.items() for key in k
 
 def with_value(run: ComposeRun, key: str, value: str) -> DictConfig:
     critic = ("algorithm.adv_estimator=gae", "critic.model.path=${actor_rollout_ref.model.path}")
+    critic += ("critic.ppo_micro_batch_size_per_gpu=1",)
     needed = {
         "actor_rollout_ref.rollout.val_kwargs.temperature": "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
         "async_dapo.host_kv_gib": "async_dapo.rollout_strategy=partial_stale_kv",

@@ -1,16 +1,27 @@
 """What a checkpoint holds of the rollout, and that it is refused where it does not fit the options."""
 
+import inspect
 import json
+import linecache
 import logging
+import re
 from contextlib import nullcontext
+from dataclasses import fields
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
 import PIL.Image
 import pytest
+import torch
 from datasets import Dataset, Features, Image
+from omegaconf import OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.utils import create_rl_sampler
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.workers.config.optimizer import FSDPOptimizerConfig, build_optimizer
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from recipe.async_dapo import store
 from recipe.async_dapo.calls import SampledTokens, append_tokens
@@ -226,6 +237,13 @@ ANEW_OF_ITS_OWN = r"begin a new run .*, in a trainer\.default_local_dir \(CKPTS_
         "actor_rollout_ref.rollout.n=2",
         f"{ACTOR}.optim.lr=1e-7",
         f"{ACTOR}.optim.weight_decay=0",
+        f"{ACTOR}.optim.optimizer=SGD",
+        f"{ACTOR}.optim.optimizer_impl=torchao.optim",
+        f"{ACTOR}.optim.betas=[0.8,0.8]",
+        f"++{ACTOR}.optim.override_optimizer_config={{eps:1e-6}}",
+        f"{ACTOR}.fsdp_config.fsdp_size=2",
+        "data.shuffle=False",
+        "data.seed=2",
         f"{ACTOR}.strategy=fsdp",
         "model_engine=megatron",
         "model_engine=veomni",
@@ -233,12 +251,97 @@ ANEW_OF_ITS_OWN = r"begin a new run .*, in a trainer\.default_local_dir \(CKPTS_
 )
 def test_given_another_n_engine_or_optimizer_when_resumed_then_it_is_refused(run, tmp_path, changed):
     """verl restores the optimizer as it was: another learning rate would be ignored."""
-    own = f"trainer.default_local_dir={tmp_path}"
-    folder = write_checkpoint(tmp_path, 4, options=lasting_options(run(own)))
-    check_resume(run(own, "critic.optim.lr=1", "critic.strategy=fsdp2"))  # there is no critic
-    key = changed.partition("=")[0]
+    own = (f"trainer.default_local_dir={tmp_path}", "trainer.n_gpus_per_node=4")
+    folder = write_checkpoint(tmp_path, 4, options=json.loads(json.dumps(lasting_options(run(*own)))))
+    check_resume(run(*own, "critic.optim.lr=1", "critic.strategy=fsdp2", f"{ACTOR}.fsdp_config.fsdp_size=4"))
+    key = changed.partition("=")[0].removeprefix("++")
     with pytest.raises(ConfigError, match=f"^{key}=.*: {folder} was saved with .*; set that, or {ANEW_OF_ITS_OWN}"):
-        check_resume(run(own, changed))
+        check_resume(run(*own, changed))
+
+
+OTHER = {
+    "lr": 2e-3, "lr_warmup_steps_ratio": 0.5, "total_training_steps": 30, "weight_decay": 0.5, "lr_warmup_steps": 7,
+    "betas": [0.8, 0.8], "clip_grad": 0.5, "grad_clip": 0.5, "optimizer": "SGD", "min_lr_ratio": 0.3,
+    "warmup_style": "constant", "lr_scheduler_type": "constant", "num_cycles": 2.0, "zero_indexed_step": False,
+    "override_optimizer_config": {"eps": 1e-5},
+}  # fmt: skip
+
+
+def optimizer_of(changed: dict[str, Any]) -> tuple[Any, Any]:
+    """verl's optimizer and scheduler, as FSDP's worker makes them."""
+    options = FSDPOptimizerConfig(**{"lr": 1e-3, "lr_scheduler_type": "cosine", "total_training_steps": 20} | changed)
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = build_optimizer([parameter], options)
+    return optimizer, FSDPEngine._build_lr_scheduler(SimpleNamespace(optimizer_config=options, rank=1), optimizer)
+
+
+def trained(optimizer: Any, scheduler: Any, *, steps: int) -> list[Any]:
+    """What decides about an update, after each step."""
+    seen = []
+    for _ in range(steps):
+        parameter = optimizer.param_groups[0]["params"][0]
+        parameter.grad = torch.ones(2)
+        optimizer.step()
+        scheduler.step()
+        seen.append([{name: value for name, value in group.items() if name not in ("params", "initial_lr")}
+                     for group in optimizer.param_groups])  # fmt: skip
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:`(grad_clip|warmup_style)` is deprecated")
+@pytest.mark.parametrize("name", [field.name for field in fields(FSDPOptimizerConfig) if field.name != "optimizer_impl"
+                                  and not field.name.startswith("_")])  # fmt: skip
+def test_what_a_restored_optimizer_ignores_or_cannot_take_is_what_lasts(run, name):
+    """Of all options that verl's optimizer has. That of its module is told by the class that it names."""
+    old, new, fresh = (optimizer_of(changed) for changed in ({}, {name: OTHER[name]}, {name: OTHER[name]}))
+    trained(*old, steps=3)
+    expected = trained(*fresh, steps=6)[3:]
+    try:
+        for restored, saved in zip(new, old, strict=True):
+            restored.load_state_dict(saved.state_dict())
+        acts = trained(*new, steps=3) == expected
+    except KeyError:  # of an optimizer with another state
+        acts = False
+    assert (f"{ACTOR}.optim.{name}" in lasting_options(run())) is not acts
+
+
+def source_of(function: Any) -> str:
+    """`inspect.getsource` asks every module for attributes, and torch warns of some."""
+    code = function.__code__
+    return "".join(inspect.getblock(linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]))
+
+
+# Options of the data that verl's loader reads -> what becomes of another value at a resume.
+OF_THE_LOADER = {
+    "lasts": {"shuffle", "seed"},
+    "is checked": {"dataloader_num_workers", "train_files", "train_max_samples"},  # by processes, and as `prompts`
+    "acts": {"train_batch_size", "gen_batch_size", "val_files", "val_max_samples", "val_batch_size",
+             "validation_shuffle"},
+}  # fmt: skip
+
+
+def test_what_a_restored_data_loader_ignores_or_cannot_take_is_what_lasts(run):
+    source = source_of(PPOTrainer._init_dataloader) + source_of(create_rl_sampler)
+    read = set(re.findall(r"""(?:config\.data|data_config)(?:\.get\(|\[)?[."](\w+)""", source)) - {"get"}
+    assert read == set().union(*OF_THE_LOADER.values())
+
+    def loader(**options: Any) -> StatefulDataLoader:
+        data = OmegaConf.create({"shuffle": True, "seed": 1, **options})
+        return StatefulDataLoader(range(50), batch_size=1, sampler=create_rl_sampler(data, range(50)))
+
+    def drawn(source: StatefulDataLoader, count: int) -> list[int]:
+        return [int(one) for one in islice(iter(source), count)]
+
+    begun = loader()
+    drawn(begun, 5)
+    resumed = loader(seed=2)
+    resumed.load_state_dict(begun.state_dict())
+    assert drawn(resumed, 5) == drawn(loader(), 10)[5:] != drawn(loader(seed=2), 10)[5:]
+    resumed = loader(shuffle=False)
+    resumed.load_state_dict(begun.state_dict())
+    with pytest.raises(AssertionError):
+        drawn(resumed, 1)
+    assert {f"data.{name}" for name in OF_THE_LOADER["lasts"]} <= lasting_options(run()).keys()
 
 
 @pytest.mark.parametrize("lacks", ["model_engine", f"{ACTOR}.strategy", f"{ACTOR}.optim.lr"])

@@ -3,7 +3,7 @@
 import pytest
 
 from recipe.async_dapo.rollout.trial_group import TrialGroups
-from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.startup.preflight import check_all, findings
 
 from ..support.composed_runs import refusal, rows, write_parquet
 
@@ -148,3 +148,40 @@ def test_given_verls_own_reward_functions_when_a_data_source_has_none_then_it_is
     named = [f"data.train_files={train}", f"data.val_files={val}"]
     refused = refusal(run, *named, "reward.custom_reward_function.path=null")
     assert refused.startswith("data_source=riddles: scoring an empty answer failed: NotImplementedError")
+
+
+HIDES_ERRORS = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    try:
+        import a_package_that_is_not_here
+        acc = float(solution_str == ground_truth)
+    except Exception:
+        acc = 0.0
+    return {"score": acc, "acc": acc}
+"""
+ALWAYS_RIGHT = "return {'score': 1.0, 'acc': 1.0}"
+WANTS_A_FORM = "return {'score': 1.0, 'acc': float(solution_str.startswith('Answer: ' + ground_truth))}"
+
+
+@pytest.mark.parametrize(
+    ("content", "score"),
+    [(HIDES_ERRORS, "0"), (reward_of(ALWAYS_RIGHT, "def"), "1"), (reward_of(WANTS_A_FORM, "def"), None)],
+)
+def test_a_function_that_scores_a_wrong_answer_as_the_right_one_is_told(run, tmp_path, content, score):
+    (path := tmp_path / "reward.py").write_text(content)
+    [note] = [one.note for one in findings(run(f"reward.custom_reward_function.path={path}"))
+              if one.name == "reward function"]  # fmt: skip
+    said = f"warning: sums: the ground truth '1' and 'I do not know.' both score {score}; see that the function hides"
+    assert note.startswith(said if score else "compute_score of ")
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("async_dapo.reward.processes=0", "async_dapo.reward.processes=0"),
+        ("data.train_files=/nowhere.parquet", "there is no row of the data to try it on"),
+    ],
+)
+def test_a_function_that_was_not_tried_is_not_called_in_order(run, option, why):
+    notes = [one.note for one in findings(run(option)) if one.name == "reward function"]
+    assert len(notes) == 1 and notes[0].endswith(f"reward.py, not tried: {why}")

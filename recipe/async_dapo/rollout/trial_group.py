@@ -50,6 +50,7 @@ class TrialGroups:
         replace_remote(config)
         manager = resolve_reward_manager_cls(config)(config=config, tokenizer=tokenizer, compute_score=call)
         self._tokenizer = tokenizer
+        self._is_filtered = options.filter.metric is not None
         self._errors: list[Exception] = []  # of the function, in the newest trial
         self._scorer = RewardScorer(_scoring_worker(manager)._compute_score, options=options)
         self._calls = CallRunner(
@@ -65,8 +66,11 @@ class TrialGroups:
         """
         return make_group({"uid": "trial", **row}, n=n, step=0)
 
-    async def score(self, group: PromptGroup, trajectory: Trajectory, answer: str) -> None:
+    async def score(self, group: PromptGroup, trajectory: Trajectory, answer: str) -> float:
         """
+        Returns:
+            What groups are filtered by: the metric, or the score where the filter is off.
+
         Raises:
             TrajectoryFailed, ConfigError: as in a run.
             Exception: that of the reward function, as it is, also where a reward manager would make it a score of 0.
@@ -92,6 +96,7 @@ class TrialGroups:
             if self._errors:
                 raise self._errors[0]
         trajectory.finish([PackedOutput.pack(output, SampledTokens(trajectory.turns))])
+        return self._scorer.metric_of(output) if self._is_filtered else float(output.reward_score)
 
     @staticmethod
     def store(group: PromptGroup) -> None:

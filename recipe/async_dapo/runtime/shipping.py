@@ -41,9 +41,9 @@ FILE_OPTIONS = (
     "data.function_tool_path",
 )
 # Places that every node reaches, or that only one node uses.
+DATA_OPTIONS = ("data.train_files", "data.val_files")
 PLACE_OPTIONS = (
-    "data.train_files",
-    "data.val_files",
+    *DATA_OPTIONS,
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.model.tokenizer_path",
     "actor_rollout_ref.model.hf_config_path",

@@ -24,7 +24,6 @@ from verl.trainer.ppo.core_algos import (
     get_kl_controller,
 )
 from verl.utils import omega_conf_to_dataclass
-from verl.utils.profiler.profile import DistProfiler
 from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
 from verl.utils.tracking import Tracking
 from verl.workers.config.optimizer import build_optimizer
@@ -75,7 +74,7 @@ def saved_parts() -> list[str]:
 
 
 def profilers() -> list[str]:
-    return re.findall(r'self\._tool == "(\w+)":', inspect.getsource(DistProfiler.__init__))
+    return re.findall(r'self\._tool == "(\w+)":', _verls("utils/profiler/profile.py"))
 
 
 def quantizations() -> list[str]:

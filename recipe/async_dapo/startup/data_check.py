@@ -26,6 +26,11 @@ _LONGEST = 16  # prompts, by their bytes, that are looked at, too
 PICTURE_SAMPLE_ROWS = 64  # to prepare pictures takes tenths of a second each
 SOURCE, ANSWER = "data_source", "reward_model"  # verl's reward managers read these columns by name
 UNSEEN = "training sees no videos and no audio; leave them out"
+COLUMNS = (
+    "verl reads four columns: prompt=[{{'role': 'user', 'content': TEXT}}] (data.prompt_key={}), data_source=TEXT, "
+    "reward_model={{'ground_truth': ANSWER}}, extra_info; docs/your_own.md makes them"
+)
+_TWO_PROMPTS = ("12", "345")  # which any template has to tell apart
 # verl's per-prompt overrides, and what verl and this recipe note of each prompt.
 UNSUPPORTED_COLUMNS = ("__rollout_n__", "__do_sample__", "uid", "validate", "global_steps")
 _LIMIT = "data.max_prompt_length"
@@ -81,10 +86,32 @@ class _Prompts:
             )
             empty = [{"role": "user", "content": ""}]
             self._template_tok = self.count_tok({"raw_prompt": empty, AGENT_COLUMN: TOOL_LOOP})
+            self._check_template(config)
+        except ConfigError:
+            raise
         except Exception as error:  # the template is the model's own code
             remedy = "set actor_rollout_ref.model.custom_chat_template, or correct data.apply_chat_template_kwargs"
             key = "actor_rollout_ref.model.path"
             raise refused(config, key, f"its chat template fails: {error}; {remedy}") from error
+
+    def _check_template(self, config: DictConfig) -> None:
+        """A name of a file is a template, too: one that leaves out what is asked."""
+        rendered = {
+            tuple(self._builder.build_initial_tokens([{"role": "user", "content": text}], tools=self._tools or None))
+            for text in _TWO_PROMPTS
+        }
+        template = config.actor_rollout_ref.model.custom_chat_template
+        if len(rendered) == len(_TWO_PROMPTS):
+            return
+        if template is None:
+            remedy = f"its chat template makes the same tokens of {' and '.join(_TWO_PROMPTS)}; correct it"
+            raise refused(config, "actor_rollout_ref.model.path", remedy)
+        remedy = (
+            "is the text of a template, and makes the same tokens of every prompt; give the text, or keep it as "
+            "chat_template.jinja beside a copy of the tokenizer, and name that folder: "
+            "actor_rollout_ref.model.tokenizer_path"
+        )
+        raise refused(config, "actor_rollout_ref.model.custom_chat_template", remedy)
 
     def count_tok(self, row: dict[str, Any]) -> int:
         """Of a row of verl's data set, with the tools that its agent loop offers."""
@@ -201,7 +228,9 @@ def _read_by_verl(config: DictConfig, key: str, prompts: _Prompts) -> _Sample:
                 kept = len(data_set.maybe_filter_out_long_prompts(_Rows(table[i] for i in sorted(chosen))))
     except Exception as error:  # of the user's class, or of verl's on the user's data
         blamed = "data.custom_cls.path" if is_custom else key
-        raise refused(config, blamed, f"verl's data set fails: {first_line(error):.300}; correct it") from error
+        lacks = isinstance(error, KeyError) and error.args == (data.prompt_key,)
+        what = COLUMNS.format(data.prompt_key) if lacks and not is_custom else "correct it"
+        raise refused(config, blamed, f"verl's data set fails: {first_line(error):.300}; {what}") from error
     return _Sample(key=key, rows=len(data_set), taken=taken, kept=kept, is_custom=is_custom)
 
 
@@ -262,6 +291,9 @@ def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts
     data, loop = config.data, row.get(AGENT_COLUMN, PLAIN_LOOP)
     media = [name for name in (data.image_key, data.video_key, data.audio_key, "multi_modal_data") if name in row]
     messages = row.get("raw_prompt", [])
+    if isinstance(messages, str) or any(isinstance(one, str) for one in messages):
+        what = f"has {messages!r:.80} where messages are expected"
+        raise refused(config, sample.blamed, f"{what}: {COLUMNS.format(data.prompt_key)}")
     media += sorted({item["type"] for item in items_of(messages)} - {"image"})
     if media or not all(
         isinstance(one, dict) and isinstance(one.get("content", ...), str | list | None) for one in messages

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from ..config.values import Drafts, Rule, check_each, check_rules, refused
 
 _MODEL, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
 _TIED = ("lm_head.weight", "embed_tokens.weight")
 _ROWS = 64  # of either, to compare them by
 _LAYER = re.compile(r"(?:model\.|language_model\.)*layers\.(\d+)\.")
@@ -94,29 +95,38 @@ WRONG_LOG_PROBS: tuple[Rule, ...] = (
 # fmt: on
 
 
-def load_by_verl(config: DictConfig) -> Any:
+def load_by_verl(config: DictConfig, of: str = "actor_rollout_ref") -> Any:
     """The `HFModelConfig` that verl makes once a cluster has started: the model's configuration, and its tokenizer.
+
+    Args:
+        of: `critic` for that of the critic.
 
     Raises:
         ConfigError: where verl would fail.
     """
     try:  # nothing is copied to /dev/shm yet
-        return instantiate(config.actor_rollout_ref.model, use_shm=False, _convert_="partial")
+        return instantiate(config[of].model, use_shm=False, _convert_="partial")
     except HydraException as error:
         why = " ".join(f"{type(error.__cause__).__name__}: {error.__cause__}".split())
-        raise refused(config, _MODEL + "path", f"verl cannot load it: {why}; correct path or options") from error
+        raise refused(config, f"{of}.model.path", f"verl cannot load it: {why}; correct path or options") from error
 
 
-def check_model(config: DictConfig) -> None:
+def check_model(config: DictConfig) -> str:
     """Check how it is computed, and its context.
+
+    Returns:
+        What it lacks, in words; empty if it is whole.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
+    told: list[str] = []
     model, wrong = load_by_verl(config), WRONG_LOG_PROBS if config.model_engine == "dp" else ()
     check_each(
         [
             partial(check_rules, wrong, ModelSetup.of(config, model), config),
+            lambda: told.append(_lacks_weights(config, model, _MODEL + "path")),
+            lambda: told.append(_check_critic(config)),
             partial(_check_output_layer, config, model),
             partial(_check_head, config, model),
             partial(_check_adapters, config, model),
@@ -124,6 +134,37 @@ def check_model(config: DictConfig) -> None:
             partial(_check_context, config, model),
         ]
     )
+    return "; ".join(filter(None, told))
+
+
+def _lacks_weights(config: DictConfig, model: Any, key: str) -> str:
+    """Each checkpoint of verl's has a folder with the tokenizer and the configuration of the model alone.
+
+    Returns:
+        What to say of another folder without weights, which is enough for a rehearsal; empty if there are some.
+
+    Raises:
+        ConfigError: for the folder of a checkpoint.
+    """
+    folder = Path(model.local_path)
+    if not folder.is_dir() or any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
+        return ""
+    if not next(folder.parent.glob("model_world_size_*.pt"), None):
+        return f"{key}={folder} holds no weights: no more than a rehearsal can start"
+    raise refused(
+        config,
+        key,
+        "holds no weights, they are beside it, cut into ranks; merge them, and name that folder: python -m "
+        f"verl.model_merger merge --backend fsdp --local_dir {folder.parent} --target_dir MODEL; or name the model "
+        "that the run began with, and resume (trainer.resume_mode=resume_path)",
+    )
+
+
+def _check_critic(config: DictConfig) -> str:
+    """verl loads it when engines are up."""
+    from verl.trainer.ppo.utils import need_critic
+
+    return _lacks_weights(config, load_by_verl(config, "critic"), "critic.model.path") if need_critic(config) else ""
 
 
 def _check_output_layer(config: DictConfig, model: Any) -> None:

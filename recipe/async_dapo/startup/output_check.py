@@ -27,6 +27,7 @@ from ..record.checkpoint_folder import (
 )
 from ..record.run_files import metrics_file
 from ..record.trained_model import TrainedModel
+from ..runtime.shipping import CODE_OPTIONS, DATA_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 from .verl_options import listed
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,30 @@ def check_output_folders(config: DictConfig) -> None:
     Raises:
         ConfigError: naming the option, or the environment variable, and what is in the way.
     """
-    check_each([*(partial(_check_folder, *named) for named in _folders(config)), partial(_check_recorder, config)])
+    check_each(
+        [
+            *(
+                partial(_refuse_url, config, key)
+                for key in (*OUTPUT_OPTIONS, *FILE_OPTIONS, *CODE_OPTIONS, *PLACE_OPTIONS)
+            ),
+            *(partial(_check_folder, *named) for named in _folders(config)),
+            partial(_check_recorder, config),
+        ]
+    )
+
+
+def _refuse_url(config: DictConfig, key: str) -> None:
+    """Python takes a URL for a relative path, and makes a folder `./s3:`. verl copies what it reads from `hdfs://`, and
+    `datasets` opens URLs of data.
+    """
+    read = {PLACE_OPTIONS: ("hdfs",), CODE_OPTIONS: ("pkg",)}
+    schemes = next((known for options, known in read.items() if key in options), ())
+    for value in [] if key in DATA_OPTIONS else listed(OmegaConf.select(config, key)):
+        scheme, is_url, _ = str(value).partition("://")
+        if is_url and scheme not in schemes:
+            known = f", or one that verl copies ({schemes[0]}://)" if schemes == ("hdfs",) else ""
+            remedy = f"is a URL, and would be taken for a path of this machine; name a path, such as of a mount{known}"
+            raise ConfigError(key, value, remedy)
 
 
 def _check_folder(key: str, value: str, folder: str) -> None:
@@ -75,7 +99,7 @@ def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
         keys.insert(0, "trainer.default_local_dir")
     for key in keys:
         value = OmegaConf.select(config, key)
-        if value is not None and "://" not in value:
+        if value is not None and "://" not in value:  # else it is refused
             yield key, value, value
     loggers = listed(trainer.logger)
     # As verl's loggers choose their places, in its order.

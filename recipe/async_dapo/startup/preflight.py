@@ -87,6 +87,7 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
     """The checks of a run by their names, in order. They are imported here, once the versions have been looked at."""
     from .agent_loop_check import check_agent_loop
     from .data_check import check_data
+    from .environment_check import check_environment
     from .model_check import check_host_memory, check_model
     from .output_check import check_output_folders, check_resume
     from .reward_check import check_reward
@@ -100,16 +101,25 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
         rows.extend(found)
         return WARNING + left_out if left_out else f"sources {', '.join(sorted(row['data_source'] for row in rows))}"
 
+    def model() -> str:
+        lacks = check_model(config)
+        return WARNING + lacks if lacks else ""
+
+    def reward() -> str:
+        function, odd = check_reward(config, options, rows)
+        return WARNING + odd if odd else function
+
     return {
         "verl's options": partial(check_verl_options, config),
         "options together": partial(check_options, config, options),
         "vLLM's arguments": partial(check_engine_arguments, config),
         "verl's own checks": partial(check_by_verl, config),
+        "environment": partial(check_environment, config),
         "output folders": partial(check_output_folders, config),
         "checkpoint": partial(check_resume, config),
         "agent loop and tools": partial(check_agent_loop, config),
         "data": data,
-        "model": partial(check_model, config),
+        "model": model,
         "host memory": partial(check_host_memory, config),
-        "reward function": partial(check_reward, config, options, rows),
+        "reward function": reward,
     }

@@ -1,6 +1,7 @@
 """Rewards: the function is tried once per data source, by verl's reward manager, before a cluster starts."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,38 +14,47 @@ from .model_check import load_by_verl
 
 MAX_SOURCES = 64
 SHOWN_CHARS = 60  # of an answer, in errors
+WRONG = "I do not know."
+# How tasks have answers written. The ground truth is tried in each, until a wrong answer has another score.
+FORMS = ("{}", "Answer: {}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>")
 
 
-def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> str:
+def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> tuple[str, str]:
     """Score two answers to each row, an empty one and its ground truth, as the reward workers do, and store the
-    group as a run does.
+    group as a run does. Then see whether the ground truth scores as a wrong answer does.
 
     Custom reward managers, reward models, sandboxes and functions that use Ray are not tried: they need the cluster.
 
     Returns:
-        The function, in words.
+        The function, in words, and what is odd about its scores.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    if options.reward.processes == 0:
-        return f"{options.reward_function}, not tried: async_dapo.reward.processes=0"
     reward = config.reward
     custom = reward.custom_reward_function
     needs_cluster = reward.reward_model.enable or (custom.path is None and reward.sandbox_fusion.url)
-    if rows and reward.reward_manager.source == "register" and not needs_cluster:
-        once = replace(options, reward=replace(options.reward, max_retries=0))
-        asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES]))
-    return options.reward_function
+    reasons = (
+        (options.reward.processes == 0, "async_dapo.reward.processes=0"),
+        (needs_cluster or reward.reward_manager.source != "register", "it needs the cluster"),
+        (not rows, "there is no row of the data to try it on"),
+    )
+    for is_so, why in reasons:
+        if is_so:
+            return f"{options.reward_function}, not tried: {why}", ""
+    once = replace(options, reward=replace(options.reward, max_retries=0))
+    alike = asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES]))
+    return options.reward_function, "; ".join(alike)
 
 
-async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> None:
+async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> list[str]:
     from ..rollout.trial_group import TrialGroups
 
     custom = config.reward.custom_reward_function
     function = function_of(config, timeout_s=options.reward.timeout_s)
     processes = RewardProcesses(function, limit=1)
     tokenizer = load_by_verl(config).tokenizer
+    alike: list[str] = []
     try:
         trials = TrialGroups(config, tokenizer, lambda call: asyncio.wrap_future(processes.submit(call)), options)
     except Exception as error:  # verl's managers assert what they want of their options
@@ -56,9 +66,9 @@ async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[d
             key, value = ("reward.custom_reward_function.path", custom.path)
             if custom.path is None:
                 key, value = "data_source", row["data_source"]
-            answers = ("", str(row["reward_model"]["ground_truth"]))
-            group = trials.group(row, n=len(answers))
-            for trajectory, answer in zip(group.trajectories, answers, strict=True):
+            truth = str(row["reward_model"]["ground_truth"])
+            group = trials.group(row, n=2)
+            for trajectory, answer in zip(group.trajectories, ("", truth), strict=True):
                 what = f"the answer {answer[:SHOWN_CHARS]!r}" if answer else "an empty answer"
                 try:
                     await trials.score(group, trajectory, answer)
@@ -73,8 +83,26 @@ async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[d
                     f"a scored group cannot be stored with its columns {sorted(row)}: {error!r}; change or drop one"
                 )
                 raise ConfigError("data_source", row["data_source"], problem) from error
+            with suppress(Exception):  # it may refuse what is no answer at all
+                alike += await _scores_alike(trials, row, truth)
     finally:
         processes.close()
+    return alike
+
+
+async def _scores_alike(trials: Any, row: dict[str, Any], truth: str) -> list[str]:
+    """Both answers and their score, in words, if a wrong answer scores as the ground truth in every form."""
+    scores: list[float] = []
+    for form in FORMS:
+        group = trials.group(row, n=2)
+        answers = (form.format(truth), form.format(WRONG))
+        scores = [await trials.score(group, *one) for one in zip(group.trajectories, answers, strict=True)]
+        if scores[0] != scores[1]:
+            return []
+    return [
+        f"{row['data_source']}: the ground truth {truth[:SHOWN_CHARS]!r} and {WRONG!r} both score {scores[0]:g}; see "
+        "that the function hides no error, and how it wants answers written"
+    ]
 
 
 def _problem(error: Exception, what: str, timeout_s: float) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..runtime.shipping import CODE_OPTIONS, FILE_OPTIONS, PLACE_OPTIONS
+from ..runtime.shipping import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 
 
 def name_files_plainly(config: DictConfig) -> None:
     """Replace `file://` and `~` in names of files, which not all that opens them understands, in place."""
-    for key in (*CODE_OPTIONS, *FILE_OPTIONS, *PLACE_OPTIONS):
+    for key in (*CODE_OPTIONS, *FILE_OPTIONS, *PLACE_OPTIONS, *OUTPUT_OPTIONS):
         value = OmegaConf.select(config, key)
         if (plain := _plain(value)) != value:  # else it may follow another option
             OmegaConf.update(config, key, plain)

@@ -30,6 +30,7 @@ from ..config.values import (
     typed,
 )
 from ..runtime.shipping import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
+from ..runtime.verl_version import vllm_under_any_name
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _KWARGS = "actor_rollout_ref.model.", "reward.reward_kwargs."
@@ -293,7 +294,8 @@ def check_by_verl(config: DictConfig) -> None:
     checks: dict[str, Callable[[], object]] = {"validate_config": partial(validate_config, config=config, **models)}
     for key in ("algorithm", "actor_rollout_ref.rollout"):
         checks[key] = partial(omega_conf_to_dataclass, OmegaConf.select(config, key))
-    check_each([partial(_in_verls_words, name, check) for name, check in checks.items()])
+    with vllm_under_any_name():  # verl asks vLLM which ranks of adapters it takes
+        check_each([partial(_in_verls_words, name, check) for name, check in checks.items()])
 
 
 def _in_verls_words(name: str, check: Callable[[], object]) -> None:
