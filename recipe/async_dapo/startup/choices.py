@@ -12,7 +12,7 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -249,10 +249,10 @@ def _check_optimizer(node: DictConfig, key: str) -> None:
         kinds = {name: kind for name, kind in vars(module).items() if inspect.isclass(kind)}
         known = sorted(name for name, kind in kinds.items() if issubclass(kind, torch.optim.Optimizer))
         check_choice(f"{key}.optimizer", node.optimizer, known)
-    if (error := _fails(node)) is not None:
+    if (problem := _fails(node)) is not None:
         blamed, value = _to_blame(node)
-        remedy = f"{node.optimizer_impl}.{node.optimizer} says: {error!r}; correct it, or leave it out"
-        raise ConfigError(f"{key}.{blamed}", value, remedy) from error
+        remedy = f"{node.optimizer_impl}.{node.optimizer} says: {problem!r}; correct it, or leave it out"
+        raise ConfigError(f"{key}.{blamed}", value, remedy) from problem
 
 
 def _fails(node: DictConfig) -> Exception | None:
@@ -271,6 +271,6 @@ def _to_blame(node: DictConfig) -> tuple[str, Any]:
     kind: Any = type(omega_conf_to_dataclass(node))
     defaults = {field.name: field.default for field in fields(kind)}
     for name in ("override_optimizer_config", "betas", "weight_decay", "lr"):
-        if _fails(OmegaConf.merge(node, {name: defaults[name]})) is None:
+        if _fails(cast(DictConfig, OmegaConf.merge(node, {name: defaults[name]}))) is None:
             return name, node[name]
     return "optimizer", node.optimizer
