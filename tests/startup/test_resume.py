@@ -320,6 +320,7 @@ OF_THE_LOADER = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_what_a_restored_data_loader_ignores_or_cannot_take_is_what_lasts(run):
     source = source_of(PPOTrainer._init_dataloader) + source_of(create_rl_sampler)
     read = set(re.findall(r"""(?:config\.data|data_config)(?:\.get\(|\[)?[."](\w+)""", source)) - {"get"}
