@@ -1,10 +1,12 @@
 """The memory table of docs/cluster.md, by the arithmetic of the planner and of the lab's check."""
 
+from typing import Any
+
 import pandas as pd
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.costs import ServerConstants, kv_room_tok
-from recipe.async_dapo_lab.plan.hardware import Accelerator, find_accelerator, load_model
+from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS, Accelerator, find_accelerator, load_model
 from recipe.async_dapo_lab.plan.model_size import ModelShape
 from recipe.async_dapo_lab.plan.trainer_memory import TRAINED_COPIES, TrainerMemory
 
@@ -34,7 +36,8 @@ def _row(name: str, gpus: int, per_engine: int, accelerator_name: str) -> dict[s
         offloads_optimizer=True,
     )
     stale = trainer.engine_share(accelerator.memory_gb * GB, keeps_kv=True)
-    on_host = (TRAINED_COPIES - 1) * trainer.weight_bytes * min(gpus, GPUS_PER_NODE)  # gradients are not kept
+    shards = pinned_bytes(MODEL_PRESETS[name], gpus)
+    on_host = (TRAINED_COPIES - 1) * shards * min(gpus, GPUS_PER_NODE)  # gradients are not kept
     return {
         "Model": name,
         "GPUs": f"{gpus} x {accelerator_name.upper()}, {per_engine} an engine",
@@ -46,6 +49,16 @@ def _row(name: str, gpus: int, per_engine: int, accelerator_name: str) -> dict[s
         "its KV cache [tokens]": _room(model, accelerator, per_engine, stale),
         "Host, a node [GB]": round(on_host / GB),
     }
+
+
+def pinned_bytes(config: dict[str, Any], gpus: int) -> int:
+    """A rank's weights in fp32 in host memory: torch pins each shard of a tensor apart, in a power of two of bytes."""
+    hidden, heads = config["hidden_size"], config["head_dim"]
+    queries, keys = (heads * config[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
+    layer = [hidden * queries] * 2 + [hidden * keys] * 2 + [hidden * config["intermediate_size"]] * 3
+    outer = [hidden * config["vocab_size"]] * (1 if config["tie_word_embeddings"] else 2)
+    tensors = layer * config["num_hidden_layers"] + outer  # norms and biases are small
+    return sum(1 << (-(-4 * values // gpus) - 1).bit_length() for values in tensors)
 
 
 def _room(model: ModelShape, accelerator: Accelerator, per_engine: int, utilization: float) -> str:

@@ -27,7 +27,7 @@ from recipe.async_dapo_lab.quickstart.supervision import exit_on_signals
 ENDING_S = 20.0  # in which a part ends by itself, its children and its results included
 LEAST_S = 75.0  # no part is begun with less: none starts up sooner
 SLOWER = {"cuda": 1.0, "cpu": 4.0}
-NEWEST_LOGS, LAST_LINES = 4, 150  # that a part which failed brings back
+NEWEST_LOGS, FIRST_LINES, LAST_LINES = 4, 50, 150  # that a part which failed brings back: the end is the shutdown's
 SAID_LINES = 15  # of one that ended well
 
 
@@ -69,8 +69,19 @@ def environment(work: Path) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "",  # every process would compile what it imports
         "PYTHONUNBUFFERED": "1",
         "VLLM_HOST_IP": "127.0.0.1",  # without a network no address is found out
+        "VLLM_LOGGING_LEVEL": "INFO",  # verl's WARN hides runner, backend, graphs, and what a sleep has freed
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # FlashInfer is not packed, and vLLM 0.24.0 imports it for its sampler
     }
+
+
+def processes_on_gpu() -> list[str]:
+    """What a part has left on the GPU: process, memory."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,name,used_memory", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True).stdout.strip().splitlines()
+
+
+def _ends_of(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= FIRST_LINES + LAST_LINES else [*lines[:FIRST_LINES], "...", *lines[-LAST_LINES:]]
 
 
 def run(part: Part, *, device: str, output: Path, limit_s: float) -> dict[str, Any]:
@@ -94,8 +105,9 @@ def run(part: Part, *, device: str, output: Path, limit_s: float) -> dict[str, A
         if (folder / file).exists():
             shutil.copy(folder / file, output / name)
     logs = sorted(folder.rglob("*.log"), key=lambda log: log.stat().st_mtime)[-NEWEST_LOGS:] if ended else [log]
-    last = [line for log in logs for line in log.read_text(errors="replace").splitlines()[-LAST_LINES:]]
+    last = [line for log in logs for line in _ends_of(log.read_text(errors="replace").splitlines())]
     return {
+        "left_on_gpu": processes_on_gpu() if device == "cuda" else [],
         "part": part.name,
         "ended": ended or "well",
         "seconds": round(time.monotonic() - began_s, 1),

@@ -20,7 +20,7 @@ model=Qwen/Qwen3-8B-Base least_nodes=1
 source "$(dirname -- "${BASH_SOURCE[0]}")/dapo_on_math.sh"
 
 overrides+=(
-  # Training memory: fp32 weights and Adam state are 98 GB over all GPUs, in host memory while engines generate.
+  # Training memory: fp32 weights and Adam state are 98 GB over all GPUs; in host memory, while engines generate, 131.
   actor_rollout_ref.model.enable_gradient_checkpointing=True
   actor_rollout_ref.actor.strategy=fsdp2
   actor_rollout_ref.actor.fsdp_config.param_offload=True

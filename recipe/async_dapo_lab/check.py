@@ -6,6 +6,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from .plan.trainer_memory import Gpu, TrainerMemory
 from .rehearsal.options import KV_CACHE_DTYPE, WITH_REHEARSAL, assumed_gpu
 
 PLANNED: Any = next(one.default for one in fields(Scenario) if one.name == "gpu_memory_utilization")
+LOOP_S = 1e-4  # of a token, forward and backward; seen on a CPU, assumed of a GPU
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,6 +40,8 @@ def in_words(config: DictConfig) -> str:
         hardware = gpu.name
         if model is not None:
             room, memory = _kv_room(config, model, gpu), _memory_in_words(config, model, gpu)
+        if gpu_here() is not None and config.actor_rollout_ref.actor.strategy in ("fsdp", "fsdp2"):
+            memory += _loop_in_words(config)
     count = num_engines(config)
     return f"{count} engine{'s' * (count > 1)} of {gpus_per_engine(config)} x {hardware}{room}.{memory}"
 
@@ -113,6 +117,18 @@ def _memory_in_words(config: DictConfig, model: ModelShape, gpu: Gpu) -> str:
         offload = "free_cache_engine=True" if keeps_kv else f"{fsdp}param_offload=True and {fsdp}optimizer_offload=True"
         remedy = f"set at most {limit - 0.005:.2f}, or {offload}, or use more GPUs"
     return f"{words}: engines with gpu_memory_utilization={asked} do not fit beside it; {remedy}."
+
+
+def _loop_in_words(config: DictConfig) -> str:
+    """What the lack of flash-attn costs a step, if nothing takes its place; empty where it costs nothing."""
+    if find_spec("flash_attn") is not None or config.actor_rollout_ref.model.use_fused_kernels:
+        return ""
+    longest_tok = config.data.train_batch_size * config.actor_rollout_ref.rollout.n * config.data.max_response_length
+    most_s = LOOP_S * longest_tok / training_gpus(config)
+    return (
+        " flash-attn is not installed here: log-probs are a Python loop over tokens, "
+        f"up to {most_s:,.0f} s a step (an estimate); set actor_rollout_ref.model.use_fused_kernels=True."
+    )
 
 
 def trainer_of(config: DictConfig, model: ModelShape) -> TrainerMemory:

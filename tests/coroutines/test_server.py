@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+from vllm.platforms.interface import DeviceCapability
 
 from recipe.async_dapo.engines import server as server_module
 from recipe.async_dapo.engines.server import AsyncDAPOServer
@@ -242,7 +243,7 @@ def test_given_an_engine_when_it_starts_then_its_endpoint_is_on_loopback_unless_
     async def main() -> None:
         engine = ScriptedEngine(1)
         server = start_server(monkeypatch, engine)
-        server.rollout_mode, server._server_address = mode, node
+        server.rollout_mode, server._server_address, server.replica_rank = mode, node, 1
         if not is_policy:
             server.config.custom = None
         server.config.prometheus = SimpleNamespace(enable=scraped)
@@ -253,3 +254,50 @@ def test_given_an_engine_when_it_starts_then_its_endpoint_is_on_loopback_unless_
     monkeypatch.setattr(server_module.LoadMeter, "attach", lambda engine: None)
     asyncio.run(main())
     assert bound == [listens_on]
+
+
+class AdaptedEngine(ScriptedEngine):
+    """Has an adapter from the first update on."""
+
+    asked = 0
+
+    async def list_loras(self) -> set[int]:
+        self.asked += 1
+        await asyncio.sleep(0.1)
+        return {123} if self.policy_version else set()
+
+
+async def test_given_many_requests_then_an_engine_is_asked_for_its_adapters_once_an_update(monkeypatch) -> None:
+    engine = AdaptedEngine(LENGTH_TOK)
+    server = start_server(monkeypatch, engine)
+    assert await server.engine.list_loras() == set() == await server.engine.list_loras()
+    assert engine.asked == 2, "the adapter may come while the version is the same"
+    for version in (1, 2):
+        engine.policy_version = server.global_steps = version
+        found = await asyncio.gather(*(server.engine.list_loras() for _ in range(50)))
+        assert found == [{123}] * 50 and await server.engine.list_loras() == {123}
+    assert engine.asked == 4
+
+
+@pytest.mark.parametrize(
+    ("capability", "experts", "packs"), [((10, 0), 8, True), ((9, 0), 8, False), ((10, 0), 0, False)]
+)
+def test_experts_on_blackwell_keep_the_layout_that_weights_are_loaded_into(monkeypatch, capability, experts, packs):
+    monkeypatch.setattr(server_module.current_platform, "get_device_capability", lambda: DeviceCapability(*capability))
+    server = start_server(monkeypatch, ScriptedEngine(LENGTH_TOK))
+    text = SimpleNamespace(num_experts=experts)
+    server.model_config.hf_config = SimpleNamespace(get_text_config=lambda: text)
+    arguments: dict[str, Any] = {}
+    server._preprocess_engine_kwargs(arguments)
+    assert arguments == ({"moe_backend": "triton"} if packs else {})
+
+
+def test_the_first_engine_says_in_a_line_what_it_is() -> None:
+    config = SimpleNamespace(
+        use_v2_model_runner=True,
+        scheduler_config=SimpleNamespace(async_scheduling=True),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[1, 2, 4]),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+    )
+    said = server_module.in_words(289_000, config)
+    assert "second model runner, asynchronous scheduling, CUDA graphs of 3 sizes, KV cache of 289,000 tokens" in said

@@ -18,7 +18,7 @@ HEAD = {"model": "a/head", "num_speculative_tokens": 3, "draft_load_config": {"l
 def server(monkeypatch: pytest.MonkeyPatch) -> AsyncDAPOServer:
     server = start_server(monkeypatch, ScriptedEngine(9))
     server.config.enable_chunked_prefill = True
-    server.model_config.hf_config = SimpleNamespace(max_position_embeddings=4096)
+    server.model_config.hf_config = SimpleNamespace(max_position_embeddings=4096, get_text_config=SimpleNamespace)
     return server
 
 

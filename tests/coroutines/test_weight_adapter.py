@@ -74,14 +74,13 @@ def make_adapter(folder: Path, server: FakeServer, *, timeout_s: float = PATIENC
         data_parallel_size=1,
         pipeline_model_parallel_size=1,
         free_cache_engine=True,
-        checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=1),
         get=lambda key, default: default,
     )
     adapter.replica_rank, adapter.rollout_rank = 3, 0
     adapter._has_server, adapter.server_handle = True, server
     adapter.use_shm, adapter.zmq_handle = True, f"ipc://{folder}/socket"
     adapter._timeout_s, adapter._servers, adapter._watch, adapter._is_lost = timeout_s, [], None, False
-    adapter._run = "session/job"
+    adapter._run, adapter.bucket_mb = "session/job", 1
     return adapter
 
 

@@ -14,7 +14,7 @@ from ..support.harness import run_module
 
 pytestmark = pytest.mark.nightly
 
-NEEDS_A_GPU = {"GPUs", "flash attention"} | {case.name for case in CASES if case.on_gpus_only}
+NEEDS_A_GPU = {"GPUs", "flash attention", "CUDA IPC"} | {case.name for case in CASES if case.on_gpus_only}
 NEEDS_TWO = {"tensor parallel 2", "two FSDP ranks", "one engine killed"}
 
 

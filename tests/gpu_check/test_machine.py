@@ -43,10 +43,22 @@ def test_given_too_little_when_judged_then_it_fails_with_what_to_do() -> None:
     assert_fails(judge_files(1024, 8192), "1024 open files", "ulimit -n 8192")
 
 
+@pytest.mark.parametrize(
+    ("said", "error", "found"),
+    [
+        ("", "RuntimeError: CUDA error: invalid resource handle", "invalid resource handle"),
+        ("other values\n", "", "other"),
+    ],
+)
+def test_given_memory_that_another_process_cannot_read_then_it_fails_as_no_other_way_is_there(said, error, found):
+    assert_fails(machine.judge_ipc(said, error), found, "CUDA IPC alone")
+    assert machine.judge_ipc("shared\n", "").status is Status.PASS
+
+
 def test_given_a_cpu_when_looked_at_then_what_needs_a_gpu_is_skipped(tmp_path: Path) -> None:
     verdicts = look("cpu", gpus=1, output=tmp_path)
     skipped = {name for name, verdict in verdicts.items() if verdict.status is Status.SKIP}
-    assert skipped == {"GPUs", "flash attention"} and "verl==0.9.1" in verdicts["versions"].found
+    assert skipped == {"GPUs", "flash attention", "CUDA IPC"} and "verl==0.9.1" in verdicts["versions"].found
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,6 +74,9 @@ def test_given_no_flash_attention_or_one_for_another_torch_when_looked_at_then_i
 ) -> None:
     monkeypatch.setattr(machine, "find_spec", lambda name: None)
     assert_fails(machine._flash_attention(), "not installed", "flash-attn==2.8.3")
+    assert "use_fused_kernels=True" in machine._flash_attention().remedy
+    monkeypatch.setattr(machine, "find_spec", lambda name: name == "kernels" or None)
+    assert "use_fused_kernels=True" in machine._flash_attention().found
     monkeypatch.setattr(machine, "find_spec", lambda name: name)
     package = tmp_path / "flash_attn"
     package.mkdir()

@@ -145,6 +145,7 @@ vllm.quantization=fp8 bypass -> decoupled
 vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=0.5_3.0 -> correction.rollout_is_threshold=0.5_2.0
 vllm.kv-cache-dtype=fp8 stale_kv -> async_dapo.rollout_strategy=partial
 vllm.kv_cache_dtype=fp8 vllm.calculate_kv_scales=True -> vllm.calculate_kv_scales=False
+vllm.moe_backend=flashinfer_trtllm -> vllm.moe_backend=triton
 vllm.worker_extension_cls=mine.Extension -> vllm.worker_extension_cls=null
 reward_model reward.reward_model.enable_resource_pool=False -> reward.reward_model.enable_resource_pool=True
 reward_model reward.reward_model.rollout.free_cache_engine=True -> reward.reward_model.rollout.free_cache_engine=False

@@ -168,12 +168,15 @@ def test_given_the_users_own_runtime_environment_when_shipped_then_it_is_kept_an
         monkeypatch.setenv(name, "kept-secret")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
+    monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "0")
     theirs = "py_modules: [/theirs], env_vars: {A: b, HF_HUB_OFFLINE: '0'}, worker_process_setup_hook: theirs.hook"
     config = run(f"+ray_kwargs.ray_init.runtime_env={{{theirs}}}")
     with shipped(config):
         runtime_env = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env)
     assert runtime_env["py_modules"][0] == "/theirs" and len(runtime_env["py_modules"]) > 1
     shown = {"A": "b", "HF_HUB_OFFLINE": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    shown |= {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_DISABLE_COMPILE_CACHE": "0"}
     assert shown.items() <= runtime_env["env_vars"].items()
     assert runtime_env["worker_process_setup_hook"] == "theirs.hook"
     assert "kept-secret" not in str(runtime_env)

@@ -14,10 +14,12 @@ from typing import Any, NoReturn, Self
 
 import psutil
 import ray
+import vllm
 from verl.utils.net_utils import is_valid_ipv6_address
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..config.values import SpeculativeConfig
@@ -96,6 +98,30 @@ def _exception_of(pid: int) -> str | None:
     return None
 
 
+def in_words(kv_room_tok: int, config: Any) -> str:
+    """What an engine is, in a line: verl hides what vLLM logs of it.
+
+    Args:
+        config: vLLM's.
+    """
+    runner = "second" if getattr(config, "use_v2_model_runner", False) else "first"
+    scheduling = "asynchronous" if config.scheduler_config.async_scheduling else "synchronous"
+    graphs = len(config.compilation_config.cudagraph_capture_sizes or ())
+    return (
+        f"engine 0: vLLM {vllm.__version__}, {runner} model runner, {scheduling} scheduling, CUDA graphs of {graphs} "
+        f"sizes, KV cache of {kv_room_tok:,} tokens in {config.cache_config.cache_dtype}"
+    )
+
+
+def packs_experts(hf_config: Any) -> bool:
+    """Whether vLLM's own choice for experts on this GPU lays their weights out anew, so that no update could be loaded:
+    from compute capability 10 on.
+    """
+    text, names = hf_config.get_text_config(), ("num_experts", "n_routed_experts", "num_local_experts")
+    capability = current_platform.get_device_capability()
+    return bool(capability) and capability.major >= 10 and any(getattr(text, name, None) for name in names)
+
+
 def _find(pid: int, started: float) -> psutil.Process | None:
     """The process, if it still runs."""
     try:
@@ -160,6 +186,8 @@ class AsyncDAPOServer(vLLMHttpServer):
             ranks = self.config.tensor_model_parallel_size * self.config.pipeline_model_parallel_size
             engine_kwargs["kv_transfer_config"] = transfer_config(gib, ranks)
             engine_kwargs["async_scheduling"] = False  # see `host_kv`
+        if packs_experts(self.model_config.hf_config):
+            engine_kwargs.setdefault("moe_backend", "triton")
         drafts = SpeculativeConfig.of(engine_kwargs)
         if drafts is None:
             return
@@ -191,6 +219,8 @@ class AsyncDAPOServer(vLLMHttpServer):
             self._server_address = name  # with the port it is the server's name, everywhere
         self._meter = LoadMeter.attach(self.engine)
         self.stamp(self.engine)
+        if self.replica_rank == 0 and self._own_options:
+            logger.info("%s", in_words(self._meter.load().kv_room_tok, self.engine.vllm_config))
         for process in multiprocessing.active_children():
             asyncio.get_running_loop().add_reader(process.sentinel, self._end_with, process)
 

@@ -564,6 +564,8 @@ RULES: tuple[Rule, ...] = (
          _STRATEGY + "cache over weight updates, and with it keys of other scales; choose partial, or leave it out"),
     Rule(_VLLM + "calculate_kv_scales", lambda it: it.vllm.get("calculate_kv_scales"),
          "vLLM takes the scales of the weights at the start, and 1 after a wake-up; leave it out"),
+    Rule(_VLLM + "moe_backend", lambda it: it.vllm.get("moe_backend") not in (None, "auto", "triton"),
+         "lays experts out anew, and no weight update could be loaded; use triton"),
     Rule(_VLLM + "worker_extension_cls", lambda it: it.vllm.get("worker_extension_cls"),
          "is the recipe's own: it brings the weights; leave it out"),
 

@@ -139,6 +139,7 @@ class WeightSender(ServerAdapter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.bucket_mb: int = self.config.checkpoint_engine.update_weights_bucket_megabytes
         self._timeout_s: float = self.config.custom[CUSTOM_OPTIONS]["engine_timeout_s"]
         self._servers: list[ActorHandle] = []
         self._watch: EngineWatch | None = None
@@ -184,7 +185,7 @@ class WeightSender(ServerAdapter):
             self._watch,
             timeout_s=self._timeout_s,
             zmq_handle=self.zmq_handle,
-            bucket_size_mb=self.config.checkpoint_engine.update_weights_bucket_megabytes,
+            bucket_size_mb=self.bucket_mb,
             use_shm=self.use_shm,
         )
         await sender.async_send_weights(weights)

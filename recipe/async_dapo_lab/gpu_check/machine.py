@@ -25,6 +25,7 @@ SHARED_MEMORY = Path("/dev/shm")
 LEAST_CAPABILITY = (8, 0)  # bf16 and flash attention
 LEAST_FREE_SHARE = 0.9  # of a GPU's memory
 VERSIONS, GPUS = NEEDED = ("versions", "GPUs")  # without these no other theme can run
+LOOP = "without both, log-probs are a Python loop, about 0.1 ms a token (an estimate), minutes a step"
 _IMPORT_S = 180.0  # longest that the import of a package may take
 
 
@@ -61,9 +62,10 @@ def look(device: str, *, gpus: int, output: Path) -> dict[str, Verdict]:
         VERSIONS: _versions(),
         GPUS: judge_gpus(*_ask_torch(), wanted=gpus) if has_gpus else skipped("needs a GPU"),
         "flash attention": _flash_attention() if has_gpus else skipped("needs a GPU"),
+        "CUDA IPC": judge_ipc(*_python(_SHARE)) if has_gpus else skipped("needs a GPU"),
         "host memory": room(psutil.virtual_memory().available, limits.memory_gb, "available", "end other processes"),
         "disk": room(shutil.disk_usage(output).free, limits.disk_gb, "free", "set --output to a larger disk"),
-        # Of Ray's objects, NCCL, vLLM's queues, and weights where CUDA IPC cannot be used.
+        # Of Ray's objects, NCCL and vLLM's queues.
         "shared memory": room(shared_bytes, limits.shared_memory_gb, f"in {SHARED_MEMORY}", shm),
         "ulimits": judge_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], limits.open_files),
     }
@@ -109,22 +111,38 @@ def judge_gpus(found: Sequence[Gpu], error: str, *, wanted: int) -> Verdict:
 
 
 def _flash_attention() -> Verdict:
-    """verl's trainer takes the package `flash_attn`, or the kernels that `kernels` fetches."""
+    """verl's trainer takes attention from the package `flash_attn`, or the kernels that `kernels` fetches; log-probs
+    from the former, or its own fused kernels, or else it computes them token by token.
+    """
     if find_spec("flash_attn") is not None:
-        said, error = _python("import flash_attn; print('flash-attn', flash_attn.__version__)")
+        said, error = _python(
+            "import flash_attn, flash_attn.ops.triton.cross_entropy; print('flash-attn', flash_attn.__version__)"
+        )
         build = (
             "build it for this torch; run: pip install --no-build-isolation --no-cache-dir --force-reinstall "
             "--no-deps flash-attn==2.8.3"
         )
         return first_failure((not error, f"cannot be imported: {error}", build), else_found=said.strip())
+    fused = "actor_rollout_ref.model.use_fused_kernels=True"
     install = (
         "run: pip install --no-build-isolation flash-attn==2.8.3; or train with "
-        "++actor_rollout_ref.model.override_config.attn_implementation=sdpa and "
-        "actor_rollout_ref.model.use_remove_padding=False"
+        f"++actor_rollout_ref.model.override_config.attn_implementation=sdpa, which computes all pairs of a micro "
+        f"batch's tokens, and {fused}: {LOOP}"
     )
     if find_spec("kernels") is None:
         return failed("not installed, and verl's trainer uses it", install)
-    return passed("kernels, which fetches it from a hub")
+    return passed(f"kernels, which fetches attention from a hub; train with {fused}: {LOOP}")
+
+
+def judge_ipc(said: str, error: str) -> Verdict:
+    """Whether another process has read a GPU's memory through a handle, as an engine reads weights."""
+    needed = (
+        not error and said.strip() == "shared",
+        f"another process cannot read a GPU's memory: {error or said.strip() or 'no answer'}",
+        "weights reach engines that share the trainer's GPUs through CUDA IPC alone: use whole GPUs in place of MIG "
+        "instances, Linux in place of WSL, a container started with --ipc=host; or engines in the trainer's container",
+    )
+    return first_failure(needed, else_found="64 MiB read by another process")
 
 
 def room(found_bytes: float, least_gb: float, where: str, remedy: str) -> Verdict:
@@ -150,6 +168,26 @@ for index in range(torch.cuda.device_count()):
     free, total = torch.cuda.mem_get_info(index)
     major, minor = torch.cuda.get_device_capability(index)
     print(torch.cuda.get_device_name(index), total, free, major, minor, sep="|")
+"""
+
+
+# Prints "shared" if a process of its own reads what this one has written to the GPU.
+_SHARE = """
+import pickle, subprocess, sys
+import torch
+from torch.multiprocessing.reductions import reduce_tensor
+if len(sys.argv) > 1:
+    make, arguments = pickle.loads(bytes.fromhex(sys.argv[1]))
+    print("shared" if make(*arguments).long().sum().item() == 2**26 else "other values")
+else:
+    tensor = torch.ones(2**26, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    handle = pickle.dumps(reduce_tensor(tensor)).hex()
+    program = sys.orig_argv[sys.orig_argv.index("-c") + 1]
+    done = subprocess.run([sys.executable, "-c", program, handle], capture_output=True, text=True, timeout=60)
+    print(done.stdout, end="")
+    sys.stderr.write(done.stderr)
+    sys.exit(done.returncode)
 """
 
 

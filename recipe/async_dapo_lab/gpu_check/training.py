@@ -303,6 +303,7 @@ def gpu_overrides(
     yield "actor_rollout_ref.model.use_remove_padding=True"
     if has_fsdp and find_spec("flash_attn") is None:
         yield "++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+        yield "actor_rollout_ref.model.use_fused_kernels=True"  # else log-probs are a loop over tokens
     yield f"{actor}.use_dynamic_bsz=True"
     yield f"{actor}.ppo_max_token_len_per_gpu={trained_at_once_tok}"
     yield f"{rollout}.name=vllm"

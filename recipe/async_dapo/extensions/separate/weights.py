@@ -9,9 +9,11 @@ from ray.actor import ActorHandle
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, register
 
+from ...config.values import ConfigError
 from ...weights.adapter import WeightSender
 from ...weights.sender import AsyncDAPOActorRolloutRefWorker
 from ...weights.stream import run_name, sockets_folder, with_proof
+from .beside import BUCKET_MB, BesideEngine
 from .relay import leave_in_store, take_from_store
 
 
@@ -36,6 +38,24 @@ class SeparateActorRolloutRefWorker(AsyncDAPOActorRolloutRefWorker):
         return buckets
 
 
+def check_room(rollout: Any, hf_config: Any, *, bucket_mb: int, memory_bytes: float) -> None:
+    """
+    Raises:
+        ConfigError: if a GPU has no room for weights that arrive, beside an engine.
+    """
+    text, value_bytes = hf_config.get_text_config(), 4 if rollout.dtype == "float32" else 2
+    embedding_bytes = value_bytes * text.vocab_size * text.hidden_size
+    beside = BesideEngine(bucket_mb=bucket_mb, largest_bytes=embedding_bytes, has_graphs=not rollout.enforce_eager)
+    most, asked = beside.most_utilization(memory_bytes), rollout.gpu_memory_utilization
+    if asked > most:
+        raise ConfigError(
+            "actor_rollout_ref.rollout.gpu_memory_utilization",
+            asked,
+            f"weights that arrive, and CUDA graphs, take {beside.bytes / 1e9:.1f} GB of a GPU of "
+            f"{memory_bytes / 1e9:.0f} GB beside an engine; set at most {most - 0.005:.2f}",
+        )
+
+
 class WeightTaker(CheckpointEngineWorker):
     """verl's worker beside one GPU of an engine that has GPUs of its own."""
 
@@ -44,6 +64,15 @@ class WeightTaker(CheckpointEngineWorker):
         verls: Any = self.server_adapter
         self._sender = WeightSender(verls.config, verls.model_config, None, verls.replica_rank)
         self._note_progress: Callable[[], None] = lambda: None
+        if not self._sender.use_shm:  # through shared memory no weight may be larger than a bucket
+            self._sender.bucket_mb = min(self._sender.bucket_mb, BUCKET_MB)
+        if torch.cuda.is_available():
+            check_room(
+                self.rollout_config,
+                self.model_config.hf_config,
+                bucket_mb=self._sender.bucket_mb,
+                memory_bytes=torch.cuda.get_device_properties(0).total_memory,
+            )
 
     async def tell_progress_to(self, balancer: ActorHandle, server_id: str) -> None:
         """The load balancer is told of each bucket of weights that the engine has taken."""
