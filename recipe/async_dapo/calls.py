@@ -312,7 +312,7 @@ class TrajectoryInterrupted(asyncio.CancelledError):
 
 
 class RecordedError(Exception):
-    """What a recorded call has raised; as text it is the same as the original."""
+    """What a recorded call has raised: its text, cut at verl's `multi_turn.max_tool_response_length`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,11 +378,6 @@ async def make_recorded(
     """As `recorded`, with a name and arguments of its own; outside of a trajectory the call is simply made."""
     recorder = current_recorder.get()
     if recorder is None or recorder.runner is None:
-        return await value_of(make)
+        result = make()
+        return await result if inspect.isawaitable(result) else result
     return await recorder.runner.run(recorder, name, arguments, make, policy=policy)
-
-
-async def value_of(make: Callable[[], Any]) -> Any:
-    """What it returns, awaited if need be."""
-    result = make()
-    return await result if inspect.isawaitable(result) else result

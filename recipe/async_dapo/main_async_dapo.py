@@ -1,10 +1,12 @@
 """Entry point: `python -m recipe.async_dapo.main_async_dapo <hydra overrides>`."""
 
+import shlex
 import signal
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -12,9 +14,11 @@ from omegaconf import DictConfig
 
 from .config.options import CONFIG_FOLDER, CONFIG_NAME
 from .config.values import ConfigError
+from .record.checkpoint_folder import checkpoint_folders, run_of
 from .runtime.garbage import collect_cycles_rarely
+from .runtime.interruption import interruptible, noted_step
 from .runtime.launch import note_launch
-from .runtime.logs import GO_ON, last_line, log_phase, note_start, show_logs
+from .runtime.logs import last_line, log_phase, note_start, show_logs
 from .runtime.verl_version import check_versions
 from .startup.overrides import show_usage
 from .startup.preflight import check_all
@@ -36,14 +40,14 @@ def _run(config: DictConfig) -> None:
     show_logs()
     note_start()
     note_launch(HydraConfig.get().overrides.task)
-    with explained():
+    with explained(), told_how_to_go_on(config):
         check_all(config)
         log_phase("options, data, model and reward function are checked; starting Ray")
         from .runtime.node_start import run_on_ray
         from .runtime.shipping import shipped
         from .training.task_runner import AsyncDAPOTaskRunnerActor
 
-        with told_how_to_go_on(), shipped(config) as first_actor:
+        with shipped(config) as first_actor:
             run_on_ray(config, first_actor(AsyncDAPOTaskRunnerActor))
 
 
@@ -63,17 +67,40 @@ def explained() -> Iterator[None]:
 
 
 @contextmanager
-def told_how_to_go_on() -> Iterator[None]:
-    """Ctrl-C and SIGTERM (Ray makes a `SystemExit` of it) end the process with one line."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as stop:
-        number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else stop.code
-        if number not in (signal.SIGINT, signal.SIGTERM):
-            raise
-        end_ray()
-        sys.stderr.write(f"\nasync_dapo: interrupted; {GO_ON}\n")
-        sys.exit(128 + number)
+def told_how_to_go_on(config: DictConfig) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the process with lines that say where the run was, what is saved, and what goes on."""
+    with interruptible(signal.SIGINT, signal.SIGTERM) as stop:
+        try:
+            yield
+        except BaseException as error:  # whatever verl or Ray have made of the interruption
+            number = stop.number or _number_of(error)
+            if number is None:
+                raise
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one changes nothing
+            step = noted_step()
+            end_ray()
+            place = "before the first step" if step is None else f"in step {step}"
+            sys.stderr.write(f"\nasync_dapo: interrupted {place}; {how_to_go_on(config)}\n")
+            sys.exit(128 + number)
+
+
+def _number_of(error: BaseException) -> int | None:
+    """The signal that it stands for: Ray has a handler of its own while it starts."""
+    if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
+        return signal.SIGTERM
+    return signal.SIGINT if isinstance(error, KeyboardInterrupt) else None
+
+
+def how_to_go_on(config: DictConfig) -> str:
+    """What is saved, and the command that goes on from there."""
+    trainer, command = config.trainer, shlex.join(sys.orig_argv)
+    root = Path(trainer.default_local_dir).expanduser()
+    saved = next((folder for folder in checkpoint_folders(root) if run_of(folder) is not None), None)
+    if saved is None:
+        return f"no checkpoint is saved (trainer.save_freq={trainer.save_freq})\nTo begin anew: {command}"
+    if trainer.resume_mode != "auto":
+        command += " trainer.resume_mode=auto trainer.resume_from_path=null"
+    return f"{saved} is saved\nTo go on from there: {command}"
 
 
 def end_ray() -> None:

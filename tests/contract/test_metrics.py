@@ -22,7 +22,7 @@ from recipe.async_dapo.core.trajectory import RoundCounts, Segment, Turn
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.rollout.reports import WorkerReport
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
-from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _calls, _drafts, _tokens
+from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _calls, _drafts, _tokens, update_metrics
 from recipe.async_dapo.training.mixture import MixtureLogProbs
 from recipe.async_dapo.training.recorder import Recorder
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
@@ -64,8 +64,13 @@ def test_emitted_and_declared_metrics_are_the_same(monkeypatch: pytest.MonkeyPat
     drafts = {PREFIX + name for name in _drafts([drafted])}
     extensions = {PREFIX + name for one in declared_by_extensions().values() for name in one.metrics}
     missing = {one.extension for one in SERVED} - declared_by_extensions().keys()
-    emitted |= importance_keys() | mixture | drafts | extensions
+    emitted |= importance_keys() | mixture | drafts | extensions | update_metrics({}).keys()
     assert emitted <= declared and (missing or declared <= emitted)
+
+
+@pytest.mark.parametrize(("norm", "skipped"), [(0.5, 0.0), (float("nan"), 1.0), (float("inf"), 1.0)])
+def test_given_a_gradient_that_is_not_finite_then_the_step_says_that_an_update_was_left_out(norm, skipped) -> None:
+    assert update_metrics({"actor/grad_norm": norm}) == {keys.SKIPPED_UPDATE: skipped}
 
 
 def test_every_token_that_is_not_trained_counts_as_discarded_or_filtered() -> None:

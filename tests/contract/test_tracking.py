@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from verl.utils.tracking import Tracking
 
+from recipe.async_dapo.core.policy_health import PolicyHealth
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, metrics_file, read_lines
 from recipe.async_dapo.record.run_record import RunDescription, read_steps
@@ -21,6 +22,7 @@ from recipe.async_dapo_lab.train import RECORDER
 from ..support.composed_runs import compose_run
 from ..support.recorded_runs import recipe_step
 
+HEALTH = PolicyHealth((), rejected_share="", skipped="")
 OPTIONS: Any = SimpleNamespace(report_dir=None)
 
 
@@ -37,7 +39,7 @@ def test_a_resumed_run_goes_on_with_the_metrics_file_and_what_is_trained_again_s
         earlier = ours.keep_metrics_file(config, resumed_from)
         tracking = Tracking("project", "run", ["file"])
         assert Path(tracking.logger["file"].filepath).absolute() == file.absolute()
-        ours.extend(tracking, config, OPTIONS, Recorder(), earlier_metrics=earlier)
+        ours.extend(tracking, config, OPTIONS, Recorder(), HEALTH, earlier_metrics=earlier)
         for step in steps:
             tracking.log(data={"resumed_from": resumed_from}, step=step)
         tracking.finish()
@@ -82,7 +84,7 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monk
     secret = "ray_kwargs.ray_init.runtime_env.env_vars.KEY=secret"
     monkeypatch.setenv(LAUNCH_VARIABLE, "")  # is restored
     note_launch(["data.seed=1", secret])
-    ours.extend(tracking, compose_run([]), options, recorder, total_steps=11)
+    ours.extend(tracking, compose_run([]), options, recorder, HEALTH, total_steps=11)
     tracking.log(data=recipe_step(1) | {keys.IDLE_RATIO: 0.9}, step=1)
     for step in range(2, 11):
         tracking.log(data=recipe_step(step) | {keys.IDLE_RATIO: 0.9}, step=step)

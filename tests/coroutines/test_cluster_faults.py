@@ -15,9 +15,11 @@ from recipe.async_dapo.config.options import FilterConfig
 from recipe.async_dapo.config.values import ConfigError, OnRewardError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
+from recipe.async_dapo.record import keys
 from recipe.async_dapo.rollout.manager import RolloutError
 from recipe.async_dapo.rollout.reward_isolation import RewardProcessKilled
 from recipe.async_dapo.runtime.logs import last_line
+from recipe.async_dapo.training.tracking import HealthLog
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.scripted_reward import reward_options
@@ -92,6 +94,24 @@ def test_given_an_engine_that_generates_for_ever_then_the_step_ends_with_an_erro
     assert cluster.loop.time() == pytest.approx(600, abs=2)
 
 
+def test_given_a_loop_that_never_lets_itself_be_cancelled_then_the_step_ends_and_names_worker_and_place(start) -> None:
+    cluster = start(options(stop_rule=StopRuleName.FIRST_COMPLETED))
+    is_over = asyncio.Event()
+
+    async def stubborn(*_: Any, **prompt: Any) -> Any:
+        while not is_over.is_set():
+            try:
+                await is_over.wait()
+            except asyncio.CancelledError:
+                continue
+
+    cluster.workers[1].run = stubborn
+    place = r"for prompt \S+ in \S*stubborn \(test_cluster_faults.py:\d+\); an agent loop must end when it is cancelled"
+    with pytest.raises(RolloutError, match=rf"^[^;]*: agent loop worker 1 has \d+ trajectories .* {place}"):
+        cluster.step()
+    is_over.set()
+
+
 def test_given_rewards_that_all_fail_then_the_step_ends_and_says_so_before_the_data_is_used_up(start) -> None:
     cluster = start(options(), task=Task(metric_of=lambda prompt_ids: ValueError("broken")))
     with pytest.raises(RuntimeError, match=r"groups ended as \d+ reward_error. The reward function, compute_score of "):
@@ -131,6 +151,15 @@ def test_given_every_group_filtered_then_the_step_ends_after_the_allowed_batches
     drew = "drew 3 batches and still has fewer than 2 valid groups; groups ended as "
     assert str(refused.value).startswith(f"algorithm.filter_groups.max_num_gen_batches=3: {drew}")
     assert " filtered: the task is" in str(refused.value)
+
+
+def test_given_valid_groups_before_and_none_any_more_then_the_policy_is_named_and_not_the_data(start):
+    limits = FilterConfig(metric="acc", max_num_gen_batches=3)
+    cluster = start(options(filter=limits), task=Task(metric_of=lambda prompt_ids: 1.0))
+    HealthLog(cluster.buffer.health).log({keys.STEP_S: 1.0, keys.REJECTED_RATIO: 0.6, "actor/lr": None}, 1)
+    what = "filtered: the policy has collapsed since step 1: valid groups 0.4 -> 0; go on from a checkpoint before it"
+    with pytest.raises(ConfigError, match=what):
+        cluster.step()
 
 
 def test_given_a_cap_on_old_tokens_when_groups_are_filtered_then_no_more_are_drawn_than_it_lets_run(start) -> None:

@@ -24,6 +24,8 @@ def test_a_step_is_one_line_with_what_one_looks_for() -> None:
         "step 12 | 41.2 s (rollout 28, train 11) | B 512 | filtered 38 % | interrupted 91 | empty places 14 % | "
         "off-policy 11 % | failed 3"
     )
+    assert step_line(1, STEP | {keys.CALLS_FAILED_RATIO: 0.73}).endswith("failed 3 | calls failed 73 %")
+    assert "calls" not in step_line(1, STEP | {keys.CALLS_FAILED_RATIO: 0.2})
 
 
 def test_a_validation_before_training_and_a_step_of_verl_alone_leave_out_what_they_lack() -> None:

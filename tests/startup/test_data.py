@@ -69,6 +69,27 @@ def test_given_a_column_of_another_kind_or_none_when_checked_then_column_or_row_
     )
 
 
+@pytest.mark.parametrize("selected", [None, ["add"]])
+def test_given_rows_with_null_for_a_tool_when_checked_then_tool_and_row_are_named_if_it_is_offered(
+    run, tmp_path, selected
+):
+    """Parquet has one set of tools for all rows, and null where a row leaves one out."""
+
+    def with_tools(number: int) -> dict:
+        tools = {"add": {"create_kwargs": {"limit": 1}}}
+        if number != 1000:
+            tools["search"] = {"create_kwargs": {"limit": 1}}
+        extra = {"index": number, "tools_kwargs": tools, "tool_selection": selected}
+        return row(number) | {"agent_name": "tool_agent", "extra_info": extra}
+
+    path = write_parquet(tmp_path / "train.parquet", [with_tools(number) for number in range(1400)])
+    if selected:
+        assert check(run(f"data.train_files={path}"))
+        return
+    said = f"data.train_files={path}: has null for search in extra_info.tools_kwargs: '1000+1='; give each row a value"
+    assert refusal(run, f"data.train_files={path}").startswith(said)
+
+
 def test_given_a_reward_model_when_data_has_no_ground_truth_then_it_is_in_order(run, tmp_path):
     without = {"reward_model": {"style": "model", "ground_truth": None}}
     path = write_parquet(tmp_path / "train.parquet", [row(number) | without for number in range(16)])

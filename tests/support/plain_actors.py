@@ -22,3 +22,24 @@ class HangingWorker(Worker):
 class BrokenWorker:
     def __init__(self) -> None:
         raise ValueError("no such tool")
+
+
+class Exiting(Worker):
+    """One whose code, which nobody contains, ends tasks, or its event loop."""
+
+    async def raise_in_task(self, kind: type[BaseException]) -> None:
+        from asyncio import gather
+
+        async def raises() -> None:
+            raise kind
+
+        await gather(raises())
+
+    async def raise_in_callback(self, kind: type[BaseException]) -> None:
+        from asyncio import Event, get_running_loop
+
+        def raises() -> None:
+            raise kind
+
+        get_running_loop().call_soon(raises)
+        await Event().wait()

@@ -86,13 +86,16 @@ async def quick(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]
 scores = ScriptedReward  # of the sessions, in order of completion
 
 
-def call_runner(timeout_s: float = 60.0, journal_limit_bytes: int = 2**20, *, carries: bool = True) -> CallRunner:
+def call_runner(
+    timeout_s: float = 60.0, journal_limit_bytes: int = 2**20, *, carries: bool = True, **options: Any
+) -> CallRunner:
     """Of one worker."""
     runner = CallRunner(
         timeout_s=timeout_s,
         journal_limit_bytes=journal_limit_bytes,
         promise=lambda call_id: FakeHandle(runner).result_of.remote(call_id),
         carries=carries,
+        **options,
     )
     return runner
 

@@ -51,7 +51,9 @@ class SimulatedWorker(AsyncDAPOAgentLoopWorker):
     def __init__(self, client: AsyncDAPOLLMClient, options: AsyncDAPOConfig, task: Task) -> None:
         sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
         agent = SimpleNamespace(default_agent_loop="single_turn_agent")
-        rollout = SimpleNamespace(val_kwargs=SimpleNamespace(**sampling), agent=agent, **sampling)
+        turns = SimpleNamespace(max_tool_response_length=256, tool_response_truncate_side="middle")
+        kwargs = SimpleNamespace(**sampling)
+        rollout = SimpleNamespace(val_kwargs=kwargs, agent=agent, multi_turn=turns, **sampling)
         self.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
         self.llm_client, self.processor = client, None
         self._options = options

@@ -46,6 +46,11 @@ class EngineLives:
             watching = self._call(address, server, "until_death")
             self._watches.append(asyncio.create_task(watching, name=f"watch {address}"))
 
+    def end_watches(self) -> None:
+        """The run is over: engines end now, and that is no news."""
+        for watching in self._watches:
+            watching.cancel()
+
     def join(self, address: str, server: ActorHandle) -> None:
         """An engine that has started in mid-run; its address may be that of a lost one."""
         if (fate := self.lost.pop(address, None)) is not None:

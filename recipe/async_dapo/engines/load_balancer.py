@@ -227,6 +227,10 @@ class GlobalLoadBalancer:
         self._meter.reset(self._table.total_inflight)
         return stats
 
+    async def end(self) -> None:
+        """The run is over."""
+        self._lives.end_watches()
+
     async def get_status(self) -> dict[str, Any]:
         return {
             "servers": self._table.inflight,

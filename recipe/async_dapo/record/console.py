@@ -8,6 +8,8 @@ from . import keys
 
 Values = Mapping[str, float]
 
+MANY_FAILED_CALLS = 0.2  # of all calls of tools and agent loops: more is worth a part of the line, and a hint
+
 
 def step_line(step: int, values: Values, *, speedup: float = 1.0, pace: "Pace | None" = None) -> str:
     """For example `step 12/300 | 41.2 s (rollout 28, train 11) | B 512 | ... | failed 0 | 3 h 17 min left`.
@@ -93,6 +95,10 @@ def _parts(values: Values, speedup: float) -> Iterator[str]:
     ):
         if key in values:
             yield text(values[key])
+    if values.get(keys.SKIPPED_UPDATE):
+        yield "update left out: its gradient is not finite"
+    if (failed := values.get(keys.CALLS_FAILED_RATIO, 0.0)) > MANY_FAILED_CALLS:
+        yield f"calls failed {percent(failed)}"
     if (accuracy := accuracy_of(values)) is not None:
         yield f"accuracy {accuracy:.3g} ({accuracy_name(values)})"
     if values.get(keys.VALIDATION_FAILED):

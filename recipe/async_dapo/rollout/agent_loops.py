@@ -29,6 +29,7 @@ from ..config.values import ConfigError
 from ..core.outcome import Cause, TrajectoryFailed
 from ..core.trajectory import Suspension, Trajectory
 from ..runtime.aio import run_to_completion
+from ..runtime.containment import contained, value_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,8 @@ class AgentLoopFactory:
         if name not in self._constructors:
             self._constructors[name] = self._constructor(name)
         try:
-            return self._constructors[name](**self._parts)
+            with contained():
+                return self._constructors[name](**self._parts)
         except Exception as error:  # the same for every prompt: to count them as failed would use up the data
             raise _cannot_be_made(name, error) from error
 
@@ -72,13 +74,14 @@ class AgentLoopFactory:
         if any(OmegaConf.is_config(value) or str(key).startswith("_") for key, value in arguments.items()):
             return lambda **parts: hydra.utils.instantiate(config, **parts)
         try:
-            return functools.partial(hydra.utils.get_object(config["_target_"]), **arguments)
+            with contained():
+                return functools.partial(hydra.utils.get_object(config["_target_"]), **arguments)
         except Exception as error:
             raise _cannot_be_made(name, error) from error
 
 
 async def _run_loop(agent_loop: AgentLoopBase, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:
-    output = await agent_loop.run(sampling_params, **sample)
+    output = await value_of(lambda: agent_loop.run(sampling_params, **sample))
     return output if isinstance(output, list) else [output]
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 from ray.exceptions import ObjectLostError, RayActorError
 
-from ..calls import RETRY, Policy, RecordedError, Recorder, current_recorder, running_call_id, value_of
+from ..calls import RETRY, Policy, RecordedError, Recorder, current_recorder, running_call_id
 from ..config.values import ConfigError
 from ..core.journal import Call, WhenUnknown
 from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ..record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to_plain
 from ..runtime.actor_watch import ActorDied
 from ..runtime.aio import LimitReached, on_thread, within
+from ..runtime.containment import value_of
 from .reward_process import describe, user_traceback
 
 logger = logging.getLogger(__name__)
@@ -38,15 +39,23 @@ class CallRunner:
         journal_limit_bytes: most that a trajectory's journal may hold.
         promise: makes of a call's id what can be awaited anywhere, and calls `result_of` here.
         carries: calls go on when the stop interrupts their trajectories; else nothing of these is kept, and they end.
+        cut: cuts what a call has raised as answers are cut: a loop may have it tokenized, and trained on.
     """
 
     def __init__(
-        self, *, timeout_s: float, journal_limit_bytes: int, promise: Callable[[str], Any], carries: bool = True
+        self,
+        *,
+        timeout_s: float,
+        journal_limit_bytes: int,
+        promise: Callable[[str], Any],
+        carries: bool = True,
+        cut: Callable[[str], str] = str,
     ) -> None:
         self._timeout_s = timeout_s
         self._limit_bytes = journal_limit_bytes
         self._promise = promise
         self._carries = carries
+        self._cut = cut
         self._promised: dict[str, asyncio.Task[bytes]] = {}
         self._running: set[asyncio.Task[bytes]] = set()
         self._logged = KnownPlaces()
@@ -183,7 +192,7 @@ class CallRunner:
             error = f"no answer within {self._timeout_s} s"
             self._tell(call, Cause(error))
         except Exception as raised:  # a tool may raise anything: that is its answer
-            error = str(raised)
+            error = self._cut(str(raised))
             self._tell(call, Cause(describe(raised), user_traceback(raised)))
         return _written(call, error, value, seconds=time.monotonic() - started_s)
 

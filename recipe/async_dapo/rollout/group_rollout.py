@@ -5,7 +5,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from verl.experimental.agent_loop import AgentLoopOutput
 
@@ -23,6 +23,7 @@ from .call_runner import CallRunner
 from .packed_output import PackedOutput
 from .reports import WorkerReport
 from .reward import RewardScorer, cause_of
+from .reward_process import NOT_THE_USERS, shown_name
 from .tools import drop_live
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,25 @@ class _RunningTrajectories:
         for task, recorder in list(self._recorders.items()):
             if not recorder.stop():
                 task.cancel()
+
+    def places(self) -> list[str]:
+        """Where each of them is, in the user's code if it is there."""
+        return [f"prompt {one.prompt_uid} in {_place_of(task)}" for task, one in self._recorders.items()]
+
+
+def _place_of(task: asyncio.Task) -> str:
+    """The innermost function of the user's, or else of anybody, that a task waits in, with file and line."""
+    awaited: Any = task.get_coro()
+    frames = []
+    while awaited is not None:
+        if (frame := getattr(awaited, "cr_frame", None)) is not None:
+            frames.append(frame)
+        awaited = getattr(awaited, "cr_await", None)
+    own = [frame for frame in frames if not frame.f_code.co_filename.startswith(NOT_THE_USERS)]
+    if not frames:
+        return task.get_name()
+    frame = (own or frames)[-1]
+    return f"{frame.f_code.co_qualname} ({shown_name(frame.f_code.co_filename)}:{frame.f_lineno})"
 
 
 class InCalls:

@@ -27,6 +27,7 @@ from ..core.round import RoundSpec, RoundSummary
 from ..core.trajectory import Attachment, PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..record.plain_values import DATA_SET, to_plain
+from ..runtime.containment import contain_tasks
 from ..store import FIELDS
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import park_interrupted, ticket_of
@@ -36,6 +37,7 @@ from .worker import AsyncDAPOAgentLoopWorker
 
 logger = logging.getLogger(__name__)
 
+PLACES_TIMEOUT_S = 10.0  # for a worker to say where its trajectories are, before the run ends
 CONNECT_TIMEOUT_S = 600.0  # for a worker to import all it needs, on a busy node
 
 
@@ -128,11 +130,12 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         called = [self._coordinator, self._balancer, *reward_workers]
         connecting += [_call_each(worker, called) for _, worker in workers]
         from_coordinator = _call_each(self._coordinator, [self._balancer])
+        containing = [actor.__ray_call__.remote(contain_tasks) for actor in self.named_actors.values()]
         _, late = ray.wait(connecting, num_returns=len(connecting), timeout=CONNECT_TIMEOUT_S)
         if late:
             silent = sorted({connecting.index(call) % len(workers) for call in late})
             raise RolloutError(f"agent loop workers {silent} have not started within {CONNECT_TIMEOUT_S:.0f} s")
-        self._get([*connecting, from_coordinator])
+        self._get([*connecting, from_coordinator, *containing])
 
     @property
     def named_workers(self) -> dict[str, ActorHandle]:
@@ -191,7 +194,8 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             if not ready:
                 raise RolloutError(
                     f"round {self._round_id} has not stopped within async_dapo.round_timeout_s="
-                    f"{self._options.round_timeout_s}: {self._get(self._balancer.get_status.remote())}"
+                    f"{self._options.round_timeout_s}: {self._get(self._balancer.get_status.remote())}; "
+                    f"{self._still_running()}"
                 )
             if ready[0] is event or ready[0] == event:
                 return self._get(event)
@@ -208,7 +212,13 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         Raises:
             RolloutError: when a worker died, or has not reported within `AsyncDAPOConfig.stop_timeout_s`.
         """
-        reports: list[WorkerReport] = self._get(self._worker_refs)
+        try:
+            reports: list[WorkerReport] = self._get(self._worker_refs)
+        except RolloutError as error:
+            if not isinstance(error.__cause__, TimeoutError):
+                raise
+            remedy = "an agent loop must end when it is cancelled, so let it raise asyncio.CancelledError on"
+            raise RolloutError(f"{error}: {self._still_running()}; {remedy}") from error
         self._worker_refs = []
         workers = sum(reports, WorkerReport())
         summary: RoundSummary = self.ask("close_round")
@@ -239,6 +249,10 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         """
         self._capacity = self._get(self._balancer.open.remote(concurrency_state))
 
+    def end(self) -> None:
+        """The run is over: nobody is told any more that an engine has ended."""
+        self._get(self._balancer.end.remote())
+
     def generate_sequences(self, prompts: TensorDict) -> None:
         """verl's entry for validation: run all prompts to their end on the same workers, without early stop."""
         rows = prompt_rows(prompts)
@@ -255,6 +269,20 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             ),
             [make_group(row, n=n, step=step) for row in rows],
         )
+
+    def _still_running(self) -> str:
+        """Which workers have trajectories that have not ended, and where one of each waits."""
+        found = []
+        for index, worker in enumerate(self.agent_loop_workers):
+            name = f"agent loop worker {index}"
+            try:
+                places = ray.get(worker.running_places.remote(), timeout=PLACES_TIMEOUT_S)
+            except RayError:
+                found.append(f"{name} does not say where its trajectories are: something blocks its event loop")
+                continue
+            if places:
+                found.append(f"{name} has {len(places)} trajectories that have not ended, one for {places[0]}")
+        return "; ".join(found) or "no worker has a trajectory that has not ended"
 
     def _get(self, refs: Any) -> Any:
         try:

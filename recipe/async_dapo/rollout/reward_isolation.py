@@ -31,6 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..config.options import REWARD_IMPORT_LIMIT_S, RewardConfig
 from ..runtime.aio import LimitReached, within
+from ..runtime.containment import value_of
 from .reward_process import Answer, answer_of, failed, load
 
 PROGRAM = Path(__file__).with_name("reward_process.py")
@@ -289,12 +290,10 @@ async def compute_score_here(*, isolated: Any, **arguments: Any) -> Any:
     function = _function_in(isolated)
     answer: Answer
     try:
-        call = _load(function.path, function.name)(**arguments | function.constants)
-        answer = answer_of(await within(function.timeout_s, call), function.path, function.name)
-    except asyncio.CancelledError:
-        raise  # from outside, as by a manager's own time limit
+        call = functools.partial(_load(function.path, function.name), **arguments | function.constants)
+        answer = answer_of(await within(function.timeout_s, value_of(call)), function.path, function.name)
     except LimitReached:
         answer = "timeout", f"no answer within {function.timeout_s} s", ""
-    except BaseException as error:
+    except Exception as error:
         answer = failed(error)
     return result_of(answer)

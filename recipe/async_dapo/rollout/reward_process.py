@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 MAX_DEPTH = 32  # of what a reward function returns; below it there is text
-MOST_CHARS = 1000  # of the text that stands for an object
+MOST_CHARS = 1000  # of the text that stands for an object, and of an error
+MOST_TRACEBACK_CHARS = 20_000
 INT64 = range(-(2**63), 2**63)
 
 # Folders of code that is not the user's: this recipe's, installed packages', Python's own.
@@ -68,7 +69,8 @@ def load(path: str, name: str) -> Callable[..., Any]:
 def describe(error: BaseException) -> str:
     """The error, and the file and line of the user's code that it comes from."""
     frames = user_frames(error) or traceback.extract_tb(error.__traceback__)
-    return f"{error!r} at {shown_name(frames[-1].filename)}:{frames[-1].lineno}" if frames else repr(error)
+    what = shortened(repr(error), MOST_CHARS)
+    return f"{what} at {shown_name(frames[-1].filename)}:{frames[-1].lineno}" if frames else what
 
 
 def user_traceback(error: BaseException) -> str:
@@ -77,7 +79,19 @@ def user_traceback(error: BaseException) -> str:
     frames = user_frames(error)
     while frames and told.stack[0] not in frames:
         told.stack.pop(0)
-    return "".join(told.format()).rstrip()
+    return shortened("".join(told.format()).rstrip(), MOST_TRACEBACK_CHARS)
+
+
+def shortened(text: str, most: int, side: str = "middle") -> str:
+    """The text, cut if it has more characters.
+
+    Args:
+        side: where it is cut, as verl's `multi_turn.tool_response_truncate_side` has it for answers of tools.
+    """
+    if len(text) <= most:
+        return text
+    head, tail = {"left": (0, most), "right": (most, 0)}.get(side, (most // 2, most // 2))
+    return f"{text[:head]}...(truncated)...{text[len(text) - tail :]}"
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:

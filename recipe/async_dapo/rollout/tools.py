@@ -20,6 +20,7 @@ from ..config.values import ConfigError
 from ..core.outcome import Cause, TrajectoryFailed
 from ..record.plain_values import AGENT_LOOP, to_plain
 from ..runtime.aio import LimitReached, on_thread, within
+from ..runtime.containment import value_of
 from .pictures import PROMPTS_ONLY
 
 logger = logging.getLogger(__name__)
@@ -209,7 +210,7 @@ class RecordedTool(BaseTool):
 
     async def _create(self, *args: Any, **kwargs: Any) -> tuple[str, ToolResponse]:
         """An instance of the tool; it is released if nothing waits for it any more."""
-        making = self._go_on(within(self._timeout_s, self._tool.create(*args, **kwargs)))
+        making = self._go_on(within(self._timeout_s, value_of(functools.partial(self._tool.create, *args, **kwargs))))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -229,7 +230,7 @@ class RecordedTool(BaseTool):
 
     async def _release(self, own_id: str, **kwargs: Any) -> None:
         try:
-            await within(self._timeout_s, self._tool.release(own_id, **kwargs))
+            await within(self._timeout_s, value_of(functools.partial(self._tool.release, own_id, **kwargs)))
         except LimitReached:
             limit_s = self._timeout_s
             logger.warning("tool %s: release took longer than async_dapo.calls.timeout_s=%s", self.name, limit_s)

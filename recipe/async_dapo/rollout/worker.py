@@ -33,6 +33,7 @@ from .parking import park_all, unpark
 from .pictures import PictureInputs, check_seen, opened, without_pictures
 from .reports import WorkerReport
 from .reward import RewardScorer, ScoringWorker
+from .reward_process import shortened
 from .tools import recorded_tools
 
 logger = logging.getLogger(__name__)
@@ -60,11 +61,13 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         """Called once by the manager; `worker` is this one's number, and `myself` its handle."""
         self._coordinator = coordinator
         self._worker = worker
+        turns = self.config.actor_rollout_ref.rollout.multi_turn
         self._calls = CallRunner(
             timeout_s=self._options.calls.timeout_s,
             journal_limit_bytes=self._options.calls.journal_limit_mb * 2**20,
             promise=lambda call_id: myself.result_of.remote(call_id),
             carries=self._options.keeps_tokens,
+            cut=partial(shortened, most=turns.max_tool_response_length, side=turns.tool_response_truncate_side),
         )
         most = self._options.calls.kept_loops if self._options.keeps_tokens else 0
         self._kept_loops = KeptLoops(worker=worker, most=most)
@@ -135,6 +138,10 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     async def take_report(self) -> WorkerReport:
         """Of a round that goes on, since this was asked last."""
         return WorkerReport() if self._rollout is None else self._rollout.take_report()
+
+    async def running_places(self) -> list[str]:
+        """Where the trajectories are that have not ended."""
+        return [] if self._rollout is None else self._rollout.running.places()
 
     def _group_rollout(self, spec: RoundSpec, scorer: RewardScorer) -> GroupRollout:
         """What runs the groups of this round. It tells the coordinator what happens, in gathered calls."""

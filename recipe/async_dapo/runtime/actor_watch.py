@@ -10,6 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from .containment import Interrupted
 from .logs import place_of
 
 logger = logging.getLogger(__name__)
@@ -83,4 +84,4 @@ def _death(answer: ray.ObjectRef) -> str | None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt  # the one exception that ends a wait within Ray
+    raise Interrupted  # a `KeyboardInterrupt`: nothing else ends a wait within Ray

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+from .containment import contained
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -67,7 +69,8 @@ async def on_thread(function: Callable[..., T], *args: Any) -> T:
 
     def work() -> None:
         try:
-            result.set_result(function(*args))
+            with contained():
+                result.set_result(function(*args))
         except BaseException as error:
             result.set_exception(error)
 

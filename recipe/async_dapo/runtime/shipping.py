@@ -22,6 +22,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from ..config.values import ConfigError
 from .garbage import collect_cycles_rarely
+from .interruption import stay_interruptible
 from .launch import LAUNCH_VARIABLE
 from .logs import STARTED_VARIABLE
 
@@ -131,6 +132,7 @@ class _Unstaging:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         shutil.rmtree(self._staging)
+        stay_interruptible()
         _tell_of_missing_cpus()
         return self._actor_class.remote(*args, **kwargs)
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from ..config.values import ConfigError, check_choice
+from ..runtime.containment import contained
 from .verl_options import listed
 
 _ROLLOUT = "actor_rollout_ref.rollout."
@@ -98,7 +99,8 @@ def _named_loops(value: str | None) -> dict[str, Any]:
 def _import(entry: dict[str, Any], name: str) -> None:
     key, target = f"{_LOOP_FILE}, `_target_` of {name}", entry["_target_"]
     try:
-        found = hydra.utils.get_object(target)
+        with contained():
+            found = hydra.utils.get_object(target)
     except Exception as error:  # the user's module may raise anything
         remedy = "correct the path of the class, or install its module on every node"
         raise ConfigError(key, target, f"cannot be imported: {first_line(error)}; {remedy}") from error
@@ -116,7 +118,8 @@ def _load_tools(tools: DictConfig) -> list[Any]:
         if value is None:
             continue
         try:
-            loaded = load_all_tools(**{"tool_config_path": None, "function_tool_path": None, option: value})
+            with contained():
+                loaded = load_all_tools(**{"tool_config_path": None, "function_tool_path": None, option: value})
         except Exception as error:  # the user's module may raise anything
             raise ConfigError(
                 _TOOLS + option, value, f"its tools cannot be loaded: {first_line(error)}; correct the file"

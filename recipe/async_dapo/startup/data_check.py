@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, copied, refused
+from ..runtime.containment import contained
 from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, check_name, first_line, tool_schemas
 from .model_check import load_by_verl
 
@@ -34,6 +35,7 @@ _TWO_PROMPTS = ("12", "345")  # which any template has to tell apart
 # verl's per-prompt overrides, and what verl and this recipe note of each prompt.
 UNSUPPORTED_COLUMNS = ("__rollout_n__", "__do_sample__", "uid", "validate", "global_steps")
 _LIMIT = "data.max_prompt_length"
+EXTRA, TOOLS_KWARGS = "extra_info", "tools_kwargs"  # of rows: what verl creates instances of tools with
 _OTHER_SAMPLES = (
     "verl chooses data.{}_max_samples={} prompts at every start, others when the run is resumed; set a seed, such as 1"
 )
@@ -75,7 +77,7 @@ class _Prompts:
             raise refused(config, "actor_rollout_ref.model.path", why)
         self._tools = tool_schemas(config)
         self.unit = f"tokens, schemas of {len(self._tools)} tools included" if self._tools else "tokens"
-        self._default_loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+        self.default_loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
         try:
             self._builder = create_continuous_token_builder(
                 self.model.tokenizer,
@@ -116,7 +118,7 @@ class _Prompts:
     def count_tok(self, row: dict[str, Any]) -> int:
         """Of a row of verl's data set, with the tools that its agent loop offers."""
         tools = self._tools
-        if row.get(AGENT_COLUMN, self._default_loop) == PLAIN_LOOP:
+        if row.get(AGENT_COLUMN, self.default_loop) == PLAIN_LOOP:
             tools = []
         elif selected := (row.get("extra_info") or {}).get("tool_selection"):
             tools = [tool for tool in tools if tool["function"]["name"] in selected]
@@ -212,7 +214,7 @@ def _read_by_verl(config: DictConfig, key: str, prompts: _Prompts) -> _Sample:
     data.filter_overlong_prompts_workers, data.use_shm = None, False
     files = config.data[key.removeprefix("data.")]
     try:
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()), contained():
             data_set: Any = create_rl_dataset(files, data, prompts.model.tokenizer, prompts.model.processor)
             table = None if is_custom else data_set.dataframe
             has_pictures = table is not None and data.image_key in table.column_names
@@ -262,7 +264,34 @@ def _incomplete(table: Any, prompt_key: str) -> set[int]:
         if _is_list(column.type):
             lacks = pc.or_(lacks, pc.equal(pc.fill_null(pc.list_value_length(column), 0), 0))
         found.add(pc.index(lacks, True).as_py())
+    found |= {
+        pc.index(pc.is_null(pc.struct_field(table.data.column(EXTRA), path)), True).as_py() for path in _tools_of(table)
+    }
     return found - {-1}
+
+
+def _tools_of(table: Any) -> list[list[str]]:
+    """Where rows of a table of `datasets` have arguments for tools: paths in its column `extra_info`."""
+    kind = table.data.column(EXTRA).type if EXTRA in table.column_names else pa.null()
+    if not pa.types.is_struct(kind) or kind.get_field_index(TOOLS_KWARGS) < 0:
+        return []
+    tools = kind.field(TOOLS_KWARGS).type
+    names = [field.name for field in tools] if pa.types.is_struct(tools) else []
+    return [[TOOLS_KWARGS], *([TOOLS_KWARGS, name] for name in names)]
+
+
+def _tool_gaps(row: dict[str, Any]) -> list[str]:
+    """Tools whose arguments a row has as null, among those that its prompt offers."""
+    extra = row.get(EXTRA) or {}
+    given = extra.get(TOOLS_KWARGS, {})
+    if given is None:
+        return [TOOLS_KWARGS]
+    selected = extra.get("tool_selection") or given
+    gaps = [name for name, value in given.items() if value is None and name in selected]
+    inner = [
+        f"{name}.create_kwargs" for name, value in given.items() if value and value.get("create_kwargs", ()) is None
+    ]
+    return sorted(gaps + inner)
 
 
 def _longest(table: Any, prompt_key: str) -> set[int]:
@@ -316,6 +345,10 @@ def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts
         remedy = "name one in every row of every file, or in none"
         raise refused(config, sample.blamed, f"has a row with {AGENT_COLUMN}={loop}: {_shown(row)}; {remedy}")
     check_name(config, f"{sample.blamed}, column {AGENT_COLUMN}", loop)
+    if row.get(AGENT_COLUMN, prompts.default_loop) == TOOL_LOOP and (gaps := _tool_gaps(row)):
+        what = f"has null for {', '.join(gaps)} in {EXTRA}.{TOOLS_KWARGS}: {_shown(row)}"
+        remedy = "give each row a value for each tool, as Parquet makes null of what one leaves out"
+        raise refused(config, sample.blamed, f"{what}; {remedy}, or leave the tool out of its tool_selection")
     if taken := sorted(row.keys() & {*UNSUPPORTED_COLUMNS, *TAKEN_NAMES}):
         raise refused(config, sample.blamed, f"has the columns {taken}, which verl or this recipe uses; rename them")
     make_group(row | {"uid": ""}, n=1, step=0)
@@ -345,7 +378,8 @@ def _check_lengths(
     longest: tuple[int, str] = (0, "")
     for row in rows:
         try:
-            lengths_tok.append(prompts.count_tok(row))
+            with contained():
+                lengths_tok.append(prompts.count_tok(row))
         except Exception as error:  # the template is the model's own code
             failure = failure or f"the chat template fails on {_shown(row)}: {first_line(error)}"
         else:

@@ -1,6 +1,7 @@
 """Start-up checks: everything that can be known to be wrong before a cluster starts ends in a clear error."""
 
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, ConfigErrors, check_each
+from ..runtime.containment import contained
+from ..runtime.interruption import interruptible
 from ..runtime.verl_version import check_versions
 from .agent_loop_check import first_line
 from .users_code import name_files_plainly, shipped_modules
@@ -68,7 +71,9 @@ def findings(config: DictConfig) -> Iterator[Finding]:
 def _run(name: str, check: Check) -> Iterator[Finding]:
     """One finding if all is well, else one for each mistake."""
     try:
-        yield Finding(name=name, note=check() or "")
+        with interruptible(signal.SIGINT), contained():  # the user's code may raise anything
+            note = check() or ""
+        yield Finding(name=name, note=note)
     except ConfigErrors as found:
         yield from (Finding(name=name, error=error) for error in found.errors)
     except ConfigError as error:

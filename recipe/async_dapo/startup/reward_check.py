@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, refused
 from ..rollout.reward_isolation import RewardNotLoaded, RewardProcesses, function_of
+from ..runtime.containment import contained
 from .model_check import load_by_verl
 
 MAX_SOURCES = 64
@@ -56,7 +57,8 @@ async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[d
     tokenizer = load_by_verl(config).tokenizer
     alike: list[str] = []
     try:
-        trials = TrialGroups(config, tokenizer, lambda call: asyncio.wrap_future(processes.submit(call)), options)
+        with contained():
+            trials = TrialGroups(config, tokenizer, lambda call: asyncio.wrap_future(processes.submit(call)), options)
     except Exception as error:  # verl's managers assert what they want of their options
         remedy = f"cannot be made: {error!r}; correct it, or reward.reward_kwargs"
         raise refused(config, "reward.reward_manager.name", remedy) from error

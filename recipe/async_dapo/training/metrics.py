@@ -1,5 +1,6 @@
 """How a round becomes metrics; `docs/metrics.md` says what each one means."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from numbers import Real
@@ -15,7 +16,7 @@ from ..core.over_sampling import OverSampling
 from ..core.round import RoundSummary
 from ..core.staleness import VersionShares
 from ..core.trajectory import RoundCounts
-from ..record.keys import PREFIX, STALENESS_BUCKETS
+from ..record.keys import PREFIX, SKIPPED_UPDATE, STALENESS_BUCKETS
 from ..rollout.reports import RoundRecord
 
 VOTES = "pred"  # the field by which verl counts what most answers to a prompt say
@@ -173,6 +174,11 @@ def _mean(counts: Counter) -> float:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+def update_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What verl says of a step's updates only in their gradient norm, a mean over them: that it has left one out."""
+    return {SKIPPED_UPDATE: float(not math.isfinite(metrics.get("actor/grad_norm", 0.0)))}
 
 
 def fields_to_average(rewards: Mapping[str, list[Any]]) -> dict[str, list[Any]]:

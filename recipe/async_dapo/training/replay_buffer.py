@@ -20,11 +20,13 @@ from ..core.concurrency import ConcurrencyState
 from ..core.ledger import check_batch
 from ..core.length_bias import LengthBiasWindow
 from ..core.outcome import JUDGED, EndedGroups, Verdict
+from ..core.policy_health import Figure, PolicyHealth
 from ..core.pool import PromptPool
 from ..core.prompt_history import PromptHistory
 from ..core.round import RoundSpec, RoundSummary
 from ..core.staleness import StalenessLimit, VersionShares
 from ..core.trajectory import PromptGroup
+from ..record import keys
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reports import RoundRecord
@@ -48,13 +50,29 @@ def too_many_failures(ended: EndedGroups, options: AsyncDAPOConfig) -> RuntimeEr
     )
 
 
-def too_many_batches(ended: EndedGroups, options: AsyncDAPOConfig) -> ConfigError:
-    """`max_num_gen_batches` is reached."""
+# What a policy that has collapsed shows beside a lack of valid groups.
+FIGURES = (
+    Figure(key=keys.K3_KL, name="k3 between engines and trainer", grows=100.0),
+    Figure(key="actor/entropy", name="entropy", grows=3.0, shrinks=10.0),
+    Figure(key="actor/grad_norm", name="gradient norm", grows=100.0),
+    Figure(key="response_length/mean", name="mean response", grows=4.0, shrinks=4.0),
+    Figure(key="response_length/clip_ratio", name="share of answers at the limit", grows=10.0),
+)
+
+
+def too_many_batches(ended: EndedGroups, options: AsyncDAPOConfig, collapse: str | None = None) -> ConfigError:
+    """`max_num_gen_batches` is reached.
+
+    Args:
+        collapse: that the policy has collapsed, in words.
+    """
     limit = options.filter.max_num_gen_batches
     if ended.num_failed > max(ended.filtered, ended.set_aside):
         cause = _cause(ended, options)
     elif ended.set_aside > ended.filtered:
         cause = f"async_dapo.max_tokens_per_round={options.max_tokens_per_round} ends too few groups; raise it"
+    elif collapse is not None:
+        cause = f"{collapse}; go on from a checkpoint before it, with a lower actor_rollout_ref.actor.optim.lr"
     else:
         cause = "the task is too easy, too hard, or the reward is constant"
         cause += "; raise the limit (0 = none) or change the data"
@@ -114,6 +132,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self.withheld_tok = 0  # of the batch in training [tokens]
         self.left_out = 0  # trajectories of a validation that failed [count]
         self._skipped = 0
+        self.health = PolicyHealth(FIGURES, rejected_share=keys.REJECTED_RATIO, skipped=keys.SKIPPED_UPDATE)
         self.history = PromptHistory(options.selection.forgetting)
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
@@ -320,7 +339,8 @@ class RoundReplayBuffer(ReplayBuffer):
             raise too_many_set_aside(ended, self._options)
         limit = self._options.filter.max_num_gen_batches
         if limit and self._num_gen_batches >= limit:
-            raise too_many_batches(ended, self._options)
+            collapse = self.health.collapse(ended.valid / max(1, ended.num_scored))
+            raise too_many_batches(ended, self._options, collapse)
         count = self._over_sampling.groups_to_draw(self.manager.ask("at_hand"))
         self._add_prompts(count, step)
         self._num_gen_batches += Fraction(count, self._over_sampling.batch_unit)

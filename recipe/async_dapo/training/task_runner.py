@@ -3,6 +3,7 @@
 import ray
 from omegaconf import DictConfig
 
+from ..runtime.containment import contained
 from ..runtime.logs import log_phase, show_logs
 from ..runtime.verl_version import check_versions
 
@@ -17,9 +18,10 @@ class AsyncDAPOTaskRunner:
         from ..store import check_cpus, queue_starts
 
         check_cpus(config)
-        with queue_starts(config):
-            from .run import train  # vLLM and the trainer are imported here, not in the driver
-        train(config)
+        with contained():  # data sets, samplers and loggers of the user's run here
+            with queue_starts(config):
+                from .run import train  # vLLM and the trainer are imported here, not in the driver
+            train(config)
 
 
 AsyncDAPOTaskRunnerActor = ray.remote(num_cpus=1)(AsyncDAPOTaskRunner)

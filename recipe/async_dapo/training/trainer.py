@@ -76,6 +76,7 @@ from ..record.checkpoint_folder import (
 from ..record.trained_model import TrainedModel
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..runtime.actor_watch import watched
+from ..runtime.interruption import note_step
 from ..runtime.logs import log_phase
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from . import one_update
@@ -83,7 +84,7 @@ from .agreement import newest_tokens
 from .checkpoints import KeptCheckpoints, from_frames, prompts_in_words, to_frames
 from .engine_manager import EngineManager
 from .importance_sampling import importance_metrics, importance_sums, truncated_weights
-from .metrics import fields_to_average
+from .metrics import fields_to_average, update_metrics
 from .mixture import MixtureLogProbs
 from .recorder import ValidationAnswers
 from .replay_buffer import RoundReplayBuffer
@@ -186,6 +187,7 @@ class AsyncDAPOTrainer(PPOTrainer):
             self.config,
             self.options,
             self.replay_buffer.recorder,
+            self.replay_buffer.health,
             total_steps=self.total_training_steps,
             prompts=len(self.train_dataset),
             earlier_metrics=self._earlier_metrics,
@@ -218,6 +220,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         with watching, self._engines.naming_lost_engines():
             super().fit(agent_loop_manager)
             self.replay_buffer.end_round()
+            agent_loop_manager.end()
 
     @property
     def why_ended(self) -> str:
@@ -238,6 +241,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         self.checkpoint_manager.update_weights(self.global_steps)
 
     def prepare_step(self) -> dict[str, Any]:
+        note_step(self.global_steps, self.total_training_steps)
         self.replay_buffer.recorder.begin_phase("rollout")
         self.replay_buffer.open_round(self.global_steps)
         return {}
@@ -388,6 +392,7 @@ class AsyncDAPOTrainer(PPOTrainer):
             batch.extra_info[one_update.FIELD] = one_update.told(self.config, newest=self.global_steps - 1)
         batch = super()._update_actor(batch, metrics)
         metrics.update(one_update.step_metrics(metrics))
+        metrics.update(update_metrics(metrics))
         return batch
 
     def _leave_all_out(self, batch: KVBatchMeta) -> None:

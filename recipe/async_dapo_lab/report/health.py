@@ -11,6 +11,7 @@ from statistics import fmean
 from ...async_dapo.core.agreement import GOOD_NATS
 from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from ...async_dapo.record import keys
+from ...async_dapo.record.console import MANY_FAILED_CALLS
 
 EVERY_STEPS = 10
 UNSTABLE_NATS = 0.01  # k3 of old tokens; below it Tinker's guide calls training stable
@@ -56,7 +57,7 @@ RULES = (
     ),
     Rule(
         key=keys.CALLS_FAILED_RATIO,
-        high=0.2,
+        high=MANY_FAILED_CALLS,
         above="calls of tools raise or take too long, and their loops go on with the error; correct the tool or its "
         "service: the log has each place once",
     ),
