@@ -76,6 +76,7 @@ def test_given_its_last_checkpoint_when_evaluated_then_the_number_is_that_of_its
     assert tokens == [len(answer["expected"]) + 1 for answer in answers], "a character is a token, and the end is one"
 
 
+@pytest.mark.nightly
 def test_given_its_last_checkpoint_when_asked_then_it_answers(run):
     said = run_module("recipe.async_dapo_lab.evaluate", str(run.folder), "--ask", QUESTION)
     assert said.splitlines()[-1].startswith("03:")

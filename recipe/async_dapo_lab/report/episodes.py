@@ -16,8 +16,7 @@ _DIGITS = 3
 
 STYLE = (
     "pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);padding:10px;border-radius:6px;"
-    "max-height:none;line-height:1.7}.kept{border-radius:3px;padding:1px 0}"
-    ".context{color:var(--ink);opacity:.55}.swatch{border-left:11px solid;padding-left:6px}"
+    "max-height:none;line-height:1.7}.kept{text-decoration-skip-ink:none}.context{color:var(--ink);opacity:.55}"
 )
 
 
@@ -77,7 +76,7 @@ class Span:
 
     @property
     def words(self) -> str:
-        count = f"{len(self.ids)} token{'s' * (len(self.ids) > 1)}"
+        count = _tokens(len(self.ids))
         if self.version is None:
             return f"{count} from outside: a tool's, or the template's; not trained"
         return f"{count} of policy version {self.version}, log-prob {self.log_prob:.3g} in the mean"
@@ -133,9 +132,9 @@ def as_html(episode: Episode, decoder: Decoder, style: str) -> str:
             text.append(f'<span class="kept" style="{line}" title="{title}">{shown}</span>')
     for version, index in colours.items():
         count = sum(one == version for one in episode.versions)
-        legend.append(f'<li><i class="part-{index}"></i>policy version {version}: {count} tokens</li>')
+        legend.append(f'<li><i class="part-{index}"></i>policy version {version}: {_tokens(count)}</li>')
     if outside := sum(one == NOT_SAMPLED for one in episode.versions):
-        legend.append(f'<li class="context">from outside, not trained: {outside} tokens</li>')
+        legend.append(f'<li class="context">from outside, not trained: {_tokens(outside)}</li>')
     body = (
         f"<header><h1>Episode {escape(episode.uid)}</h1><p class='headline'>{escape(_head(episode))}</p></header><main>"
         f'<div class="flow" role="img" aria-label="tokens by origin">{"".join(bar)}</div>'
@@ -149,6 +148,10 @@ def as_html(episode: Episode, decoder: Decoder, style: str) -> str:
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
         f"<title>{escape(episode.uid)}</title>\n<style>{style}{STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
     )
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'s' * (count != 1)}"
 
 
 def _versions(episode: Episode) -> set[int]:
