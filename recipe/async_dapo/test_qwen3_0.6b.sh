@@ -11,7 +11,7 @@
 #     --source openai/gsm8k --system 'Think step by step and end with "#### " and the number.' --output $DATA_HOME/gsm8k
 #
 # Arguments are further Hydra overrides. The environment decides, as for test_qwen3_8b.sh: DATA_HOME (with
-# gsm8k/train.parquet and gsm8k/val.parquet), MODEL_PATH [Qwen/Qwen3-0.6B-Base], CKPTS_DIR (9 GB a checkpoint), CHECK, REHEARSE.
+# gsm8k/train.parquet and gsm8k/val.parquet), MODEL_PATH [Qwen/Qwen3-0.6B-Base], CKPTS_DIR (7 GB a checkpoint), CHECK, REHEARSE.
 set -euo pipefail
 model=Qwen/Qwen3-0.6B-Base least_nodes=1
 # shellcheck source-path=SCRIPTDIR
@@ -35,7 +35,7 @@ overrides+=(
   actor_rollout_ref.actor.optim.lr=1e-6
 
   # Training memory: fp32 weights, gradients and Adam state are 9.5 GB; weights and Adam state are in host memory while
-  # engines generate. The head has 152k words: a micro batch of 6,144 tokens takes most of the rest.
+  # engines generate. The head has 152k words: a micro batch of 6,144 tokens takes about 4 GB.
   actor_rollout_ref.model.enable_gradient_checkpointing=True
   actor_rollout_ref.actor.strategy=fsdp2
   actor_rollout_ref.actor.fsdp_config.param_offload=True

@@ -289,7 +289,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         """Drop reward fields that are not numbers: verl would crash averaging them. An answer that failed is wrong for
         the mean of `acc` only; other means over all answers leave its prompt out. So report also how many failed.
         """
-        prompts, texts, scores = self._answered
+        (prompts, texts, scores), self._answered = self._answered, ([], [], [])
         answers = ValidationAnswers(
             uids=sample_uids, sources=[*map(str, data_sources)], prompts=prompts, texts=texts, scores=scores
         )
