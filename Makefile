@@ -1,4 +1,4 @@
-.PHONY: quickstart test fast-test without-extensions test-gpu-versions test-gpu-sources test-megatron docs format clean
+.PHONY: quickstart test fast-test without-extensions test-gpu-versions test-gpu-sources test-megatron bump-check mutants docs format clean
 
 quickstart:
 	bash quickstart.sh
@@ -17,6 +17,14 @@ without-extensions:
 test-gpu-versions:
 	bash requirements/install.sh .venv-gpu-versions requirements/gpu_versions.txt
 	.venv-gpu-versions/bin/pytest tests/contract tests/e2e/test_partial_rollout.py tests/e2e/test_two_nodes.py
+
+# What the installed verl, vLLM and TransferQueue have changed of what the recipe relies on; nightly tests include it.
+bump-check:
+	VERL_PLATFORM=cpu PYTHONPATH=recipe/async_dapo_lab/cpu/plugin .venv/bin/python -W ignore -m requirements.bump_check
+
+# Which of 300 small errors in core, rollout and start-up no test notices; other ones each day. An hour or two.
+mutants:
+	.venv/bin/python -m tests.mutants
 
 # The documents as a site in site/, every link and anchor followed; `run_tests.sh` builds it, too.
 docs:

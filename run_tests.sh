@@ -17,6 +17,7 @@ mypy
 PYTHONPATH=. lint-imports
 mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
 shellcheck --external-sources "${scripts[@]}"
+python -m docs.generate --check
 bash docs/build.sh
 
 # Two lanes for two cores, and a third one where trainings wait for their processes: `Lanes` in tests/conftest.py.
@@ -24,7 +25,7 @@ in_lanes=(--dist loadfile --no-loadscope-reorder --numprocesses)
 # Folders that are named would be loaded, and verl with them, in the process that only divides the work, too.
 not_fast=(--ignore=tests/{cpu,e2e,gpu_check,ray,scripts,startup} --ignore-glob='tests/extensions/*/'{e2e,ray,startup})
 [[ ${1:-} == --fast ]] || pip install -qq --disable-pip-version-check --no-deps -r requirements/drafts.txt
-[[ ${1:-} != --nightly ]] || make outputs/megatron
+[[ ${1:-} != --nightly ]] || make outputs/megatron bump-check
 case ${1:-} in
   --fast) HYPOTHESIS_PROFILE=few pytest "${in_lanes[@]}" 2 "${not_fast[@]}" -m "not slow" "${@:2}" ;;
   "" | --nightly) pytest "${in_lanes[@]}" 3 "$@" ;;

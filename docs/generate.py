@@ -1,6 +1,8 @@
 """Brings the generated parts of the documents up to date, between their marks: python -m docs.generate"""
 
+import argparse
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -134,6 +136,16 @@ def _replaced(match: re.Match[str], *, part: str) -> str:
     return match[1] + part + match[2]
 
 
+def main(*, only_checks: bool) -> None:
+    made = {page: up_to_date(page) for page in PARTS}
+    stale = [page for page, text in made.items() if text != (ROOT / page).read_text()]
+    if only_checks and stale:
+        sys.exit(f"not up to date: {', '.join(stale)}; run: python -m docs.generate")
+    for page in stale:
+        (ROOT / page).write_text(made[page])
+
+
 if __name__ == "__main__":
-    for page in PARTS:
-        (ROOT / page).write_text(up_to_date(page))
+    parser = argparse.ArgumentParser(prog="python -m docs.generate")
+    parser.add_argument("--check", action="store_true", help="change nothing, and fail where a page is not up to date")
+    main(only_checks=parser.parse_args().check)

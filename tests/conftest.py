@@ -20,6 +20,8 @@ from xdist.workermanage import WorkerController
 from recipe.async_dapo.runtime.garbage import collect_cycles_as_usual, collect_cycles_rarely
 from recipe.async_dapo_lab.own_ray import prepare_own_ray
 
+from .support.fork_server import own_the_server
+
 collect_cycles_rarely()  # tests import a million objects
 
 TESTS = Path(__file__).parent
@@ -60,6 +62,22 @@ LIGHT = (  # up to 5 GB: two of them beside a training
 ONE_RAY = "tests/ray/"  # its tests share a cluster, which takes seconds to start
 DURATIONS = TESTS.parent / "outputs" / "test_durations.csv"
 LEAST_S = 1.0  # a shorter test is not written down
+# Tests of what trains nothing, or is read of GPUs: of each file, every run plays the test that is named. The others run
+# with --nightly, and where the command names the file.
+TOOLS = {
+    "contract/test_benchmark_figures.py": "test_a_ratio_leaves_out_runs_between_which_the_machine_drifted",
+    "contract/test_gpu_sources.py": "test_the_workers_extension_has_no_name_that_the_gpu_worker_has",
+    "contract/test_learning_laboratory.py": "test_a_step_s_gradient_is_that_of_verl_s_worker",
+    "contract/test_learning_summary.py": "test_the_recommendation_is_the_oldest_age_at_which_every_task_is_level",
+    "scripts/test_cluster.py": "test_given_the_rayjob_when_read_then_its_parts_fit_each_other_and_the_reference_script",
+    "scripts/test_examples.py": "test_the_judge_runs_beside_the_training_and_ends_with_it",
+    "scripts/test_install.py": (
+        "test_given_only_a_cuda_build_in_the_sources_when_installed_then_torch_alone_comes_from_the_other_index"
+    ),
+    "scripts/test_prepare_data.py": (
+        "test_given_repeated_rows_then_first_copies_stay_in_order_and_a_second_run_keeps_them_without_a_request"
+    ),
+}
 E2E_TIMEOUT_S = 3600  # for what hangs beside training: a run that stalls is ended by those who started it
 
 # HYPOTHESIS_PROFILE=explore looks for new examples. The default tries the same ones in every run, fewer of costly ones
@@ -133,12 +151,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    own_the_server()
     if PROFILE == "fixed" and config.getoption("--nightly"):
         settings.load_profile("nightly")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = {item for item in items if _is_left_out(item, at_night=config.getoption("--nightly"))}
+    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    at_night = config.getoption("--nightly")
+    left_out = {item for item in items if _is_left_out(item, at_night=at_night, is_named=item.path in named)}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = sorted((item for item in items if item not in left_out), key=_place)
     for item in items:
@@ -150,9 +171,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.filterwarnings("ignore:Disabled critic"))
 
 
-def _is_left_out(item: pytest.Item, *, at_night: bool) -> bool:
+def _is_left_out(item: pytest.Item, *, at_night: bool, is_named: bool) -> bool:
     if item.get_closest_marker("nightly"):
         return not at_night
+    played = TOOLS.get(item.path.relative_to(TESTS).as_posix(), item.originalname)
+    if item.originalname != played and not at_night and not is_named:
+        return True
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     return PROFILE == "few" and parameters.get("seed", 0) >= FEW_SEEDS
 

@@ -4,14 +4,15 @@ Links and headings are checked where the site is built, in `docs/build.sh`.
 """
 
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import pandas as pd
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from docs import generate
 from docs.declared import metrics
-from docs.generate import PARTS, up_to_date
 from recipe.async_dapo.config.extensions import SERVED, declared
 from recipe.async_dapo.record.keys import PREFIX
 from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL
@@ -43,7 +44,6 @@ WRITTEN_BY_RUNS |= {
 }
 MISSING = {one.extension for one in SERVED} - declared().keys()
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"pages tell of what is not in this copy: {MISSING}")
-every_page = pytest.mark.parametrize("name", PAGES)
 
 
 @pytest.fixture(scope="module")
@@ -51,39 +51,42 @@ def composed() -> DictConfig:
     return compose_run([*WITH_REHEARSAL])
 
 
-@every_page
-def test_files_that_are_named_exist(name: str) -> None:
+def test_files_commands_options_and_metrics_that_pages_name_exist(composed: DictConfig) -> None:
+    wrong = {
+        name: [*files_in(name), *commands_in(name), *options_in(name, composed), *metrics_in(name)] for name in PAGES
+    }
+    assert len(PAGES) > 20 and {name: named for name, named in wrong.items() if named} == {}
+
+
+def files_in(name: str) -> set[str]:
+    """That do not exist; the same of commands, options and metrics below."""
     named = {code for code in page(name).code if FILE_NAME.fullmatch(code) and not code.startswith(PREFIX)}
     named = {code for code in named if "NAME" not in code}  # stands for any
-    missing = {file for file in named - WRITTEN_BY_RUNS if not any(path.endswith(f"/{file}") for path in files())}
-    assert not missing, f"{name} names files that do not exist"
+    return {file for file in named - WRITTEN_BY_RUNS if not any(path.endswith(f"/{file}") for path in files())}
 
 
-@every_page
-def test_commands_can_be_run(name: str) -> None:
-    for program, *words in page(name).commands:
-        if program == "python":
-            if words[0] != "-m":
-                assert (ROOT / words[0]).is_file(), f"{name}: no script {words[0]}"
-                continue
-            assert find_spec(words[1]) is not None, f"{name}: no module {words[1]}"
-            known, rest = arguments_of(words[1]), words[2:]
-        elif program == "bash":
-            assert (ROOT / words[0]).is_file(), f"{name}: no script {words[0]}"
-            known, rest = arguments_of_script(words[0]), words[1:]
-        else:
-            assert (ROOT / words[0]).exists(), f"{name}: no tests at {words[0]}"
-            known, rest = set(), []
-        unknown = {word for word in rest if word.startswith("--") and word != "--"} - known
-        assert not unknown, f"{name}: {' '.join(words)}"
+def commands_in(name: str) -> set[str]:
+    return {" ".join(words) for words in page(name).commands if not can_be_run(*words)}
 
 
-@every_page
-def test_options_that_are_named_exist(name: str, composed: DictConfig) -> None:
+def can_be_run(program: str, *words: str) -> bool:
+    if program == "pytest":
+        return (ROOT / words[0]).exists()
+    if program == "bash":
+        return (ROOT / words[0]).is_file() and are_known(words[1:], arguments_of_script(words[0]))
+    if words[0] == "-m":
+        return find_spec(words[1]) is not None and are_known(words[2:], arguments_of(words[1]))
+    return (ROOT / words[0]).is_file()
+
+
+def are_known(words: Sequence[str], known: set[str]) -> bool:
+    return {word for word in words if word.startswith("--") and word != "--"} <= known
+
+
+def options_in(name: str, composed: DictConfig) -> set[str]:
     words = [*page(name).code, *(word for command in page(name).commands for word in command)]
     keys = {match[1] for word in words if (match := OPTION.fullmatch(word)) and not FILE_NAME.fullmatch(word)}
-    unknown = {key for key in keys if key.split(".")[0] in composed and not _has(composed, key)}
-    assert not unknown, f"{name} names options that do not exist"
+    return {key for key in keys if key.split(".")[0] in composed and not _has(composed, key)}
 
 
 def _has(config: DictConfig, key: str) -> bool:
@@ -92,22 +95,19 @@ def _has(config: DictConfig, key: str) -> bool:
     return isinstance(node, DictConfig) and last in node
 
 
-@every_page
-def test_metrics_that_are_named_exist(name: str) -> None:
-    named = {code.removeprefix(PREFIX) for code in page(name).code if code.startswith(PREFIX)}
+def metrics_in(name: str) -> set[str]:
+    named = {code.removeprefix(PREFIX) for code in page(name).code if code.startswith(PREFIX)} - {"*"}
     known = "\n".join(metrics())
-    unknown = {
-        metric
-        for metric in named
-        if not re.search(rf"^{re.escape(metric).replace(re.escape('*'), '[0-9a-z_]+')}$", known, re.MULTILINE)
-    }
-    assert not unknown - {"*"}, f"{name} names metrics that do not exist"
+    as_pattern = {metric: re.escape(metric).replace(re.escape("*"), "[0-9a-z_]+") for metric in named}
+    return {metric for metric, pattern in as_pattern.items() if not re.search(f"^{pattern}$", known, re.MULTILINE)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PARTS)
-def test_generated_parts_are_up_to_date(name: str) -> None:
-    assert up_to_date(name) == page(name).text, "run: python -m docs.generate"
+def test_a_check_of_generated_parts_changes_nothing_and_names_the_page_that_is_not_up_to_date(monkeypatch) -> None:
+    monkeypatch.setattr(generate, "PARTS", {"docs/get_started.md": {"step lines": lambda: "    another\n"}})
+    before = page("docs/get_started.md").text
+    with pytest.raises(SystemExit, match=re.escape("docs/get_started.md")):
+        generate.main(only_checks=True)
+    assert (ROOT / "docs/get_started.md").read_text() == before
 
 
 def test_every_wait_has_a_limit_and_names_a_test_that_exists() -> None:

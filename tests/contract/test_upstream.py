@@ -1,14 +1,11 @@
-"""verl, TransferQueue, vLLM and Ray are what the recipe was written against; a version bump fails here, by name."""
+"""verl, TransferQueue, vLLM and Ray are what the recipe was written against; a version bump fails here, by name, and
+`make bump-check` says all that has changed."""
 
 import asyncio
 import gc
-import hashlib
-import importlib
 import inspect
-import textwrap
 from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
@@ -24,42 +21,27 @@ from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
 from recipe.async_dapo.runtime import garbage
 from recipe.async_dapo.startup.verl_options import OVERRIDDEN, vllm_arguments
+from requirements import bump_check
+from requirements.bump_check import named, signature_of
+from requirements.upstream import SEAMS, SIGNATURES
 
 from ..support.light_imports import HEAVY, assert_imports_without
 from ..support.scripted_engine import ScriptedEngine
 from ..support.simulation import simulate
-from ..support.upstream import READ, SIGNATURES
 
 
-def named(name: str) -> Any:
-    module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = inspect.getattr_static(found, part) if inspect.isclass(found) else getattr(found, part)
-    return inspect.unwrap(found.__func__ if isinstance(found, classmethod | staticmethod) else found)
-
-
-def signature_of(function: Any) -> str:
-    """Names, kinds and defaults. Ray adds a parameter to the methods of a class that was made an actor."""
-    signature = inspect.signature(function)
-    parameters = [
-        parameter.replace(annotation=inspect.Parameter.empty)
-        for parameter in signature.parameters.values()
-        if parameter.name != "_ray_trace_ctx"
-    ]
-    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_signature(name: str) -> None:
+@pytest.mark.parametrize("name", SEAMS)
+def test_a_seam_that_everything_hangs_on_is_as_it_was(name: str) -> None:
+    """`make bump-check` compares all that the recipe relies on."""
     assert signature_of(named(name)) == SIGNATURES[name]
 
 
-@pytest.mark.parametrize("name", READ)
-def test_body_is_the_one_that_was_read(name: str) -> None:
-    source = textwrap.dedent(inspect.getsource(named(name)))
-    digest = hashlib.blake2b(source.encode(), digest_size=6).hexdigest()
-    assert digest == READ[name], f"{name} has changed: read it, and what the recipe does around it"
+def test_a_bump_names_what_is_gone_called_otherwise_or_changed_and_nothing_else(monkeypatch) -> None:
+    function = "textwrap:dedent"
+    monkeypatch.setattr(bump_check, "SIGNATURES", {function: "(text)", "textwrap:undent": "()", "json:dumps": "(obj)"})
+    monkeypatch.setattr(bump_check, "READ", {function: "000000000000", "none.such:f": ""})
+    lines = list(bump_check.differences())
+    assert [line.split()[0] for line in lines] == ["textwrap:undent", "json:dumps", function, "none.such:f"]
 
 
 def test_the_servers_actor_answers_every_call_that_the_server_does() -> None:

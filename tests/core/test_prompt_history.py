@@ -51,9 +51,11 @@ def test_given_visits_then_earlier_answers_count_less_and_less() -> None:
     assert history.of("a") == PassCount(right=4.0, wrong=8.0, visits=2, len_tok=pytest.approx(700 / 3))
     history.observe("b", [-1.0, 1.0, 7.0], [10, 20, 30])
     assert history.of("b") == PassCount(right=1.25, wrong=1.75, visits=1, len_tok=20.0)
+    history.observe("c", [0.5] * 8, [10] * 8)  # alike, above 0 and below 1
+    assert history.of("c") == PassCount(right=8.0, wrong=0.0, visits=1, len_tok=10.0)
     again = PromptHistory(forgetting=0.5)
     again.restore(history.state())
-    assert again.of("a") == history.of("a") and len(again) == 2 and again.of("c") is None
+    assert again.of("a") == history.of("a") and len(again) == 3 and again.of("d") is None
 
 
 @pytest.mark.parametrize(("worse", "better"), [(0.0, 1.0), (3, 7), (10, 100), (-2, 0), (-1, 1), (0.5, 0.501)])

@@ -1,5 +1,5 @@
 """Runs programs of this folder that start an engine on the CPU: each in a process of its own, forked from one that has
-imported what all of them need.
+imported what all of them need; that one is a fork as well.
 
 python -m tests.support.engine_program '[["PROGRAM", ARGUMENT, ...], ...]'
 """
@@ -10,20 +10,18 @@ import os
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 
+from .fork_server import ROOT, executable
 from .forked import in_a_fork
-
-ROOT = Path(__file__).parents[2]
 
 
 def seen_by(*programs: tuple[object, ...], timeout_s: float) -> list[dict[str, Any]]:
     """What each of them says, one after the other. A program is named first, and then what its `main` is given."""
     done = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(programs, default=str)],
+        [executable(), "-m", __name__, json.dumps(programs, default=str)],
         cwd=ROOT,
         env=cpu_environment(os.environ, code_path=ROOT),
         capture_output=True,

@@ -1,7 +1,8 @@
 """What the recipe relies on in verl 0.9.1 and TransferQueue, as data. To bump verl, see CONTRIBUTING.md.
 
-`SIGNATURES`: functions we call, override or are called as. `READ`: others, whose body we rely on as well, by digest of
-their source; when one changes, read it again, and what the recipe does around it.
+`SIGNATURES`: functions we call, override or are called as. `SEAMS`: those of them that everything hangs on, which each
+run of the tests looks at. `READ`: others, whose body we rely on as well, by digest of their source; when one changes,
+read it again, and what the recipe does around it. `bump_check.py` compares all with what is installed.
 """
 
 TOOL_LOOP = "verl.experimental.agent_loop.tool_agent_loop:"
@@ -124,6 +125,22 @@ SIGNATURES = {
     "transfer_queue:kv_list": "(partition_id=None)",
     "transfer_queue:kv_clear": "(keys, partition_id)",
 }
+
+SEAMS = (
+    CLIENT + "LLMServerClient.generate",
+    SERVER + "vLLMHttpServer.__init__",
+    SERVER + "vLLMReplica.__init__",
+    AGENT_LOOP + "AgentLoopManager.create",
+    AGENT_LOOP + "AgentLoopManager.generate_sequences",
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.sample",
+    TRAINER + "PPOTrainer.init",
+    TRAINER + "PPOTrainer.prepare_step",
+    TRAINER + "PPOTrainer.on_sample_end",
+    "verl.checkpoint_engine:CheckpointEngineManager.__init__",
+    TRANSFER + "BucketedWeightSender.__init__",
+    "transfer_queue:kv_batch_put",
+    "transfer_queue:kv_batch_get",
+)
 
 READ = {
     TOOL_LOOP + "ToolAgentLoop._call_tool": "d5f71f92a054",  # an instance for each call; errors become text

@@ -1,0 +1,181 @@
+"""A fork of the server acts as a process that was started, and none outlives the server's owner."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import PIPE
+
+import psutil
+import pytest
+
+from recipe.async_dapo_lab import ray_guard
+from recipe.async_dapo_lab.quickstart.activation import cpu_environment
+
+from ..support import fork_server
+from ..support.forks.server import KEPT_OUT, OWN
+
+LIMIT_S = 60.0
+MOST_IMPORT_S = 4.0  # of CPU, for Ray, verl and TransferQueue; 12 s without the server
+MOST_IMPORTED = 200  # modules of other packages, of 7,000
+SAYS = """
+import json, os, sys
+print(json.dumps([sys.argv[1:], os.getcwd(), os.environ["MINE"], sys.path[1], sys.stdin.read()]))
+print("an error", file=sys.stderr)
+sys.exit(7)
+"""
+WAITS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+HANDLES = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); {WAITS}"
+NAMED = f"import setproctitle; setproctitle.setproctitle('ray::Worker'); {WAITS}"
+SPAWNS = """
+import multiprocessing, os, sys, time
+
+def main(pipe):
+    pipe.send((os.getpid(), "setproctitle" in sys.modules))
+    time.sleep(600)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=main, args=(theirs,), daemon=True)
+    child.start()
+    print(child.pid, *ours.recv(), os.getpid(), flush=True)
+    child.join()
+    print(child.exitcode, flush=True)
+"""
+# What driver, workers and engines of a training import.
+IMPORTS = """
+import json, sys, time
+before, start = set(sys.modules), time.process_time()
+import recipe.async_dapo.training.run, recipe.async_dapo.engines.server_actor, recipe.async_dapo.rollout.worker
+import verl.workers.engine_workers, verl.experimental.reward_loop, vllm.v1.engine.core
+print(json.dumps([sorted(set(sys.modules) - before), time.process_time() - start]))
+"""
+
+
+class Small:
+    """A server that has imported next to nothing, and so costs little. It ends with `owner`."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self.owner = self._until_the_end(subprocess.Popen(["sleep", "600"]))
+        os.environ[fork_server.OWNER] = str(self.owner.pid)
+        self.python = fork_server.executable(["setproctitle"])
+
+    def start(self, program: str | Path, **options) -> subprocess.Popen[str]:
+        command = [self.python, program] if isinstance(program, Path) else [self.python, "-c", program]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), PIPE)
+        return self._until_the_end(subprocess.Popen(command, text=True, **pipes, **options))
+
+    def _until_the_end(self, process: subprocess.Popen) -> subprocess.Popen:
+        self._stack.enter_context(process)
+        self._stack.callback(process.kill)
+        return process
+
+
+@pytest.fixture
+def small(monkeypatch) -> Iterator[Small]:
+    monkeypatch.setenv(fork_server.OWNER, "")
+    with ExitStack() as stack:
+        yield Small(stack)
+
+
+def fork_of(process: subprocess.Popen[str]) -> psutil.Process:
+    """Of a program that says its id first."""
+    return psutil.Process(int(process.stdout.readline()))
+
+
+def assert_ends(*processes: psutil.Process) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=LIMIT_S)
+    assert not alive
+
+
+@pytest.mark.parametrize("how", ["program", "module", "file"])
+def test_given_a_fork_then_it_has_what_it_was_started_with_and_its_exit_code_is_known(small, tmp_path, how):
+    (tmp_path / "says.py").write_text(SAYS)
+    what = {"program": ["-c", SAYS], "module": ["-m", "says"], "file": [str(tmp_path / "says.py")]}[how]
+    done = subprocess.run(
+        [small.python, "-u", "-X", "dev", *what, "a", "b c"],
+        input="some input",
+        env={"MINE": "mine", "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert json.loads(done.stdout) == [["a", "b c"], str(tmp_path), "mine", str(tmp_path), "some input"]
+    assert (done.stderr, done.returncode) == ("an error\n", 7)
+
+
+def test_given_an_exception_when_it_ends_a_fork_then_it_is_told_as_python_tells_it(small):
+    process = small.start("raise KeyError('a cause')")
+    assert process.communicate(timeout=LIMIT_S)[1].endswith("KeyError: 'a cause'\n")
+    assert process.returncode == 1
+
+
+def test_given_a_signal_when_its_stand_in_gets_it_then_the_fork_handles_it(small):
+    process = small.start(HANDLES)
+    fork = fork_of(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 9
+    assert_ends(fork)
+
+
+@pytest.mark.parametrize("strike", ["stand-in", "its group", "fork", "the fork's group"])
+def test_given_a_kill_of_either_then_both_end_and_no_other(small, strike):
+    process, other = small.start(WAITS, start_new_session=True), small.start(WAITS)
+    fork, spared = fork_of(process), fork_of(other)
+    act, pid = (os.killpg if "group" in strike else os.kill), (fork.pid if "fork" in strike else process.pid)
+    act(pid, signal.SIGKILL)
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
+    assert_ends(fork)
+    assert spared.is_running() and other.poll() is None
+    assert small.start("").wait(LIMIT_S) == 0, "the server is gone"
+
+
+def test_given_a_spawned_process_then_it_is_a_fork_its_parent_waits_for(small, tmp_path):
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    process = small.start(tmp_path / "spawns.py")
+    stand_in, pid, has_modules, parent = process.stdout.readline().split()
+    assert stand_in != pid and has_modules == "True"
+    assert int(pid) in [child.pid for child in fork_server.children(psutil.Process(int(parent)))]
+    os.kill(int(stand_in), signal.SIGTERM)
+    assert int(process.stdout.readline()) == -signal.SIGTERM
+
+
+def test_given_a_fork_that_ray_has_named_then_the_guard_of_its_driver_finds_it(small):
+    fork = fork_of(small.start(NAMED, env=os.environ | {ray_guard.DRIVER_VARIABLE: "a-mark", "SPT_NOENV": "1"}))
+    assert fork.environ()[ray_guard.DRIVER_VARIABLE] == "a-mark"
+    assert fork.pid in list(ray_guard._left_by_driver("a-mark"))
+
+
+def test_given_the_owner_when_it_is_killed_then_forks_their_orphans_and_the_server_end(small):
+    starts = f"import subprocess, sys; subprocess.Popen(['sleep', '601'], start_new_session=True); {WAITS}"
+    process, killed = small.start(starts), small.start(starts)
+    forks = [fork_of(process), fork_of(killed)]
+    server = forks[0].parent()
+    left = [server, *server.children(recursive=True)]
+    assert len(left) == 5
+    killed.kill()
+    assert_ends(forks[1])
+    small.owner.kill()
+    assert_ends(*left)
+    assert process.wait(LIMIT_S) != 0 and not Path(small.python).parent.exists()
+
+
+def test_given_what_a_training_imports_then_the_server_has_all_but_ray_verl_and_the_recipe():
+    done = subprocess.run(
+        [fork_server.executable(), "-c", IMPORTS],
+        env=cpu_environment(os.environ, code_path=fork_server.ROOT),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S * 5,
+    )
+    assert done.returncode == 0, done.stderr
+    imported, cpu_s = json.loads(done.stdout.splitlines()[-1])
+    others = [name for name in imported if name.partition(".")[0] not in (*KEPT_OUT, *OWN)]
+    assert len(others) < MOST_IMPORTED, others
+    assert cpu_s < MOST_IMPORT_S

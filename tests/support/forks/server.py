@@ -1,0 +1,275 @@
+"""Imports once what every process of a training imports, and makes each of these processes by a fork.
+
+`python -m tests.support.forks.server FOLDER OWNER MODULE ...`, by `fork_server.executable`. It listens on
+FOLDER/socket, and ends with the process OWNER: then it kills all that its forks have left, and removes the folder.
+"""
+
+import array
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import shutil
+import signal
+import site
+import socket
+import struct
+import sys
+import types
+import warnings
+from contextlib import suppress
+from itertools import accumulate
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+# Ray reads its environment once, when it is loaded, and so its own process must load it; the others import it.
+KEPT_OUT = ("ray", "verl", "transfer_queue")
+OWN = ("recipe", "tests")  # a fork finds them by its own path, which may have others of these names
+FORKED_FOR = "FORKED_FOR"  # what a fork shows in its environment: the process that stands in for it
+SOCKET, EXECUTABLE = "socket", "python"
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_MOST_DESCRIPTORS = 253  # in one message
+_ENV_START, _ENV_END = 47, 48  # where the kernel finds the environment: fields of /proc/PID/stat behind the title
+_SHOWN: list[Any] = []  # C reads it as long as the process runs
+
+
+class Server:
+    """Sockets of the forks' stand-ins, and the forks."""
+
+    def __init__(self, folder: Path, owner: int) -> None:
+        self._folder = folder
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(folder / SOCKET))
+        self._socket.listen(64)
+        self._forks: dict[socket.socket, int] = {}
+        self._selector = selectors.DefaultSelector()
+        self._owner = os.pidfd_open(owner)
+        self._ended, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for source in (self._socket, self._owner, self._ended):
+            self._selector.register(source, selectors.EVENT_READ)
+        signal.set_wakeup_fd(self._wakes)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def serve(self) -> dict[str, Any]:
+        """Returns in forks only, with what each is to be."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._socket:
+                    connection, _ = self._socket.accept()
+                    if (request := self._answer(connection)) is not None:
+                        return request
+                elif key.fileobj == self._owner:
+                    self._end()
+                elif key.fileobj == self._ended:
+                    os.read(self._ended, 4096)
+                    self._take_ended()
+                else:
+                    self._forget(key.fileobj, kill=True)  # the stand-in has been killed
+
+    def _answer(self, connection: socket.socket) -> dict[str, Any] | None:
+        try:
+            request, given = _received(connection)
+        except (OSError, ValueError, struct.error):  # killed while it asked
+            connection.close()
+            return None
+        parent = os.getpid()
+        if (fork := os.fork()) == 0:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            os.setsid()  # who ends a process by its group ends no other fork
+            self._close()
+            connection.close()
+            _move(given, request["descriptors"])
+            return request
+        for descriptor in given:
+            os.close(descriptor)
+        self._forks[connection] = fork
+        self._selector.register(connection, selectors.EVENT_READ)
+        with suppress(OSError):
+            connection.sendall(struct.pack("!i", fork))
+        return None
+
+    def _take_ended(self) -> None:
+        """And orphans that forks have left."""
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                for connection in [one for one, fork in self._forks.items() if fork == ended[0]]:
+                    with suppress(OSError):
+                        connection.sendall(struct.pack("!i", os.waitstatus_to_exitcode(ended[1])))
+                    self._forget(connection, kill=False)
+
+    def _forget(self, connection: Any, *, kill: bool) -> None:
+        if (fork := self._forks.pop(connection, None)) is None:
+            return  # it has ended meanwhile
+        if kill:
+            os.kill(fork, signal.SIGKILL)  # not reaped yet
+        self._selector.unregister(connection)
+        connection.close()
+
+    def _close(self) -> None:
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+        for connection in (self._socket, *self._forks):
+            connection.close()
+        for descriptor in (self._owner, self._ended, self._wakes):
+            os.close(descriptor)
+
+    def _end(self) -> NoReturn:
+        """Orphans are adopted, so that all that is left comes to be a child of this process."""
+        with suppress(ChildProcessError):
+            while True:
+                for child in psutil.Process().children():
+                    child.kill()
+                os.waitpid(-1, 0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)
+
+
+def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """A request, and the descriptors that came with it."""
+    head, rights, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize))
+    given = array.array("i")
+    for _, _, data in rights:
+        given.frombytes(data)
+    [length] = struct.unpack("!I", head)
+    with connection.makefile("rb") as stream:
+        return json.loads(stream.read(length)), list(given)
+
+
+def _move(given: list[int], places: list[int]) -> None:
+    """Descriptors to the numbers that they had; all others are closed."""
+    above = max([*given, *places, 2]) + 1
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in given]
+    start = 3
+    for descriptor in [*sorted(high), os.sysconf("SC_OPEN_MAX")]:
+        os.closerange(start, descriptor)
+        start = descriptor + 1
+    for descriptor, place in zip(high, places, strict=True):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+
+
+def become(request: dict[str, Any], path: list[str], of_imports: dict[str, str]) -> None:
+    """Do as Python does that is started with these arguments.
+
+    Args:
+        path: of the installed packages.
+        of_imports: variables that imports have set, as they would have here.
+    """
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
+    if signal.SIGINT not in request["ignored"]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+    os.chdir(request["folder"])
+    environment = of_imports | request["environment"]
+    os.environ.clear()
+    os.environ.update(environment)
+    _show(environment, beside=f"{FORKED_FOR}={request['pid']}")
+    _know_anew(environment)
+    found = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
+    sys.path[:] = ["", *found, *path]
+    importlib.invalidate_caches()
+    sys.modules.pop("sitecustomize", None)
+    site.execsitecustomize()
+    kind, name, arguments = _without_flags(request["arguments"])
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if kind == "-m":
+        sys.argv = [name, *arguments]
+        sys.path[0] = os.getcwd()
+        runpy._run_module_as_main(name)
+        return
+    sys.argv = ["-c" if kind == "-c" else name, *arguments]
+    if kind == "":
+        sys.path[0] = str(Path(name).resolve().parent)
+        main.__dict__["__file__"] = name
+    code = name if kind == "-c" else Path(name).read_bytes()
+    exec(compile(code, "<string>" if kind == "-c" else name, "exec"), main.__dict__)
+
+
+def _without_flags(arguments: list[str]) -> tuple[str, str, list[str]]:
+    """Whether it is a module, a program or a file; which one; and its own arguments."""
+    while arguments[0].startswith("-"):
+        if arguments[0] in ("-m", "-c"):
+            return arguments[0], arguments[1], arguments[2:]
+        arguments = arguments[2 if arguments[0] in ("-X", "-W") else 1 :]
+    return "", arguments[0], arguments[1:]
+
+
+def _show(environment: dict[str, str], *, beside: str) -> None:
+    """In /proc/PID/environ, as others see it: over what this process was started with, which has room. C finds it
+    there, too: what gives processes their titles looks for the title in front of it.
+
+    Args:
+        beside: is shown as well, and processes that this one starts do not inherit it.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = (int(fields[index]) for index in (_ENV_START, _ENV_END))
+    entries = [f"{name}={value}\0".encode() for name, value in environment.items()]
+    shown = b"".join([*entries, beside.encode()])
+    assert len(shown) < end - start, "this environment needs more room than the server was started with"
+    ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
+    places = list(accumulate(map(len, entries), initial=start))[:-1]
+    _SHOWN.append((ctypes.c_void_p * (len(entries) + 1))(*places, None))
+    ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ").value = ctypes.addressof(_SHOWN[0])
+
+
+def _know_anew(environment: dict[str, str]) -> None:
+    """What libraries took up when they were imported, and every process has for itself."""
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", 1)))
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+class _KeptOut:
+    """Finds none of those modules."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.partition(".")[0] in KEPT_OUT:
+            raise ModuleNotFoundError(f"{name} is left to forks", name=name)
+
+
+def import_all(modules: list[str]) -> None:
+    without = _KeptOut()
+    sys.meta_path.insert(0, without)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in modules:
+            importlib.import_module(module)
+    sys.meta_path.remove(without)
+    for name in [name for name in sys.modules if name.partition(".")[0] in OWN]:
+        del sys.modules[name]
+
+
+def main(folder: Path, owner: int, modules: list[str]) -> None:
+    before, path = dict(os.environ), sys.path[1:]
+    own = os.environ["PYTHONPATH"].split(os.pathsep)
+    import_all(modules)
+    spawn.set_executable(str(folder / EXECUTABLE))
+    of_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    server = Server(folder, owner)
+    if os.fork():
+        os._exit(0)  # who has started it waits for this
+    os.setsid()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    gc.collect()
+    gc.freeze()  # forks share its pages
+    become(server.serve(), [place for place in path if place not in own], of_imports)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
