@@ -113,7 +113,7 @@ def test_given_an_adapter_when_exported_alone_then_its_base_and_it_are_the_train
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "adapter"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("ranks", "adapter"), [pytest.param(1, False, marks=pytest.mark.nightly), (2, True)])
 def test_given_an_exported_model_when_vllm_loads_it_then_it_answers_as_transformers_does(tmp_path, ranks, adapter):
     model_folder = export(trained(tmp_path / "run", ranks=ranks, adapter=adapter), tmp_path / "model")
     question = Question(
