@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
@@ -260,4 +261,6 @@ def test_a_logger_without_a_key_is_refused(run, tmp_path, monkeypatch, variables
     (tmp_path / ".netrc").chmod(0o600)
     with pytest.raises(ConfigError, match="wandb finds no key") if is_refused else nullcontext():
         check_environment(run(WANDB))
+    if not torch.cuda.is_available():  # a laptop, where a run on GPUs is checked
+        assert ("wandb finds no key" in check_environment(run(WANDB, "trainer.device=cuda"))) is is_refused
     check_environment(run(WANDB, "+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_API_KEY:key}"))

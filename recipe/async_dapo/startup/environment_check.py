@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from ..config.values import ConfigError, check_each
@@ -17,12 +18,17 @@ _KEY, _TOKEN = "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"
 _HOST = "https://api.wandb.ai"
 
 
-def check_environment(config: DictConfig) -> None:
+def check_environment(config: DictConfig) -> str:
     """
+    Returns:
+        What another machine has to have, in words; empty if nothing is missing here.
+
     Raises:
         ConfigError: naming variable or option, what is wrong, and the remedy.
     """
-    check_each([partial(_check_ray, config), partial(_check_wandb, config)])
+    lacks: list[str] = []
+    check_each([partial(_check_ray, config), lambda: lacks.append(_check_wandb(config))])
+    return lacks[0]
 
 
 def _address(config: DictConfig) -> tuple[str, str]:
@@ -41,18 +47,23 @@ def _check_ray(config: DictConfig) -> None:
         raise ConfigError(key, value, remedy)
 
 
-def _check_wandb(config: DictConfig) -> None:
-    """Where the run starts Ray itself, its processes have this environment and this home."""
+def _check_wandb(config: DictConfig) -> str:
+    """Where the run starts Ray itself, its processes have this environment and this home. A machine without an
+    accelerator is not the one that trains on some.
+    """
     variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
     environment = {**os.environ, **{str(name): str(value) for name, value in variables.items()}}
     is_online = environment.get("WANDB_MODE", "online") in ("online", "shared")
     joins = _address(config)[1] not in ("", "local")
-    if "wandb" in listed(config.trainer.logger) and is_online and not joins and not _has_key(environment):
-        remedy = (
-            "wandb finds no key on this machine, and would end the run once engines are up; run `wandb login`, set "
-            f"{_KEY}, or set WANDB_MODE=offline, or leave wandb out"
-        )
-        raise ConfigError("trainer.logger", config.trainer.logger, remedy)
+    if "wandb" not in listed(config.trainer.logger) or not is_online or joins or _has_key(environment):
+        return ""
+    lacks = (
+        "wandb finds no key on this machine, and would end the run once engines are up; run `wandb login`, set "
+        f"{_KEY}, or set WANDB_MODE=offline, or leave wandb out"
+    )
+    if config.trainer.device == "cpu" or torch.cuda.is_available():
+        raise ConfigError("trainer.logger", config.trainer.logger, lacks)
+    return f"trainer.logger={config.trainer.logger}: {lacks}"
 
 
 def _has_key(environment: dict[str, str]) -> bool:

@@ -106,8 +106,8 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
         rows.extend(found)
         return WARNING + left_out if left_out else f"sources {', '.join(sorted(row['data_source'] for row in rows))}"
 
-    def model() -> str:
-        lacks = check_model(config)
+    def warned(check: Callable[[DictConfig], str]) -> str:
+        lacks = check(config)
         return WARNING + lacks if lacks else ""
 
     def reward() -> str:
@@ -119,12 +119,12 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
         "options together": partial(check_options, config, options),
         "vLLM's arguments": partial(check_engine_arguments, config),
         "verl's own checks": partial(check_by_verl, config),
-        "environment": partial(check_environment, config),
+        "environment": partial(warned, check_environment),
         "output folders": partial(check_output_folders, config),
         "checkpoint": partial(check_resume, config),
         "agent loop and tools": partial(check_agent_loop, config),
         "data": data,
-        "model": model,
+        "model": partial(warned, check_model),
         "host memory": partial(check_host_memory, config),
         "reward function": reward,
     }
