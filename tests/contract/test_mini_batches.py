@@ -131,3 +131,30 @@ def test_an_update_has_the_same_gradient_however_it_is_divided_over_the_ranks() 
     assert most_balanced < 1.2 < most_in_turn
     pairs = zip(*(gradients(lens_tok, order, ranks=2, rows=8) for order in (balanced, in_turn)), strict=True)
     assert max(float((one - other).norm() / one.norm()) for one, other in pairs) < 1e-5
+
+
+@pytest.mark.parametrize(("ranks", "prompts"), [(1, 4), (2, 2), (4, 1)])
+def test_given_trajectories_of_several_rows_then_a_step_has_its_number_of_updates_and_little_padding(
+    ranks: int, prompts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of eight trajectories has a sub-agent: verl would fill 72 rows up to 128, and double updates."""
+
+    def filled(batch: KVBatchMeta, multiple: int, _: int) -> KVBatchMeta:
+        missing = -len(batch) % multiple
+        keys = [*batch.keys, *(f"pad{number}_0_0" for number in range(missing))]
+        return KVBatchMeta(
+            partition_id="train", keys=keys, tags=[*batch.tags, *[{"seq_len": 1, "is_padding": True}] * missing]
+        )
+
+    monkeypatch.setattr("verl.trainer.ppo.v1.trainer_base.upsample_batch_to_divisible_size", filled)
+    trainer = trainer_of(ranks, prompts)
+    for with_sub_agents in (True, False):  # the next step has one row a trajectory again
+        batch = batch_of(4, 0)
+        if with_sub_agents:
+            batch.keys += [f"{key.rpartition('_')[0]}_1" for key in batch.keys[::8]]
+            batch.tags += [{"seq_len": 1}] * (len(batch.keys) - len(batch.tags))
+            batch = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
+        rows = len(batch)
+        batch = AsyncDAPOTrainer._balance_batch(trainer, batch, {})
+        assert len(trainer._updates(len(batch))) == 4 // prompts
+        assert len(batch) - rows < N * 4 // prompts

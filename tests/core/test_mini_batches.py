@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.mini_batches import balanced_order, rows_of_updates
+from recipe.async_dapo.core.mini_batches import balanced_order, most_rows, rows_of_updates, trajectory_of
 
 from ..support.imbalance import imbalance
 
@@ -63,6 +63,25 @@ def test_padding_is_dealt_out_evenly(ranks: int, updates: int, share: int, data:
     assert sorted(order) == list(range(len(keys)))
     real = [sum(not padding[row] for row in update) for update in updates_of(order, ranks=ranks, rows=rows)]
     assert max(real) - min(real) <= 1
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_trajectories_of_several_rows_are_whole_in_one_update_of_as_many_trajectories(
+    ranks: int, updates: int, trajectories: int, draw: random.Random
+) -> None:
+    own = [draw.randint(1, 4) for _ in range(updates * trajectories)]
+    keys = [f"{number:03d}_0_{row}" for number, count in enumerate(own) for row in range(count)]
+    rows = -(-most_rows(keys, updates) // ranks) * ranks
+    padding = [False] * len(keys) + [True] * (updates * rows - len(keys))
+    keys += [f"pad{row}_0_0" for row in range(len(padding) - len(keys))]
+    order = balanced_order(keys, [1] * len(keys), padding, ranks=ranks, rows=rows, partition=in_turns)
+    assert sorted(order) == list(range(len(keys)))
+    found = [
+        {trajectory_of(keys[row]) for row in update if not padding[row]}
+        for update in updates_of(order, ranks=ranks, rows=rows)
+    ]
+    assert [len(names) for names in found] == [trajectories] * updates
+    assert len(set().union(*found)) == updates * trajectories, "none is in two updates"
 
 
 def test_rows_that_do_not_divide_a_batch_leave_a_smaller_last_mini_batch() -> None:

@@ -1,7 +1,8 @@
 """Which trajectories make a mini-batch, and which training rank gets which of them."""
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
 
 Partition = Callable[[Sequence[int], int], Sequence[Sequence[int]]]
 
@@ -21,6 +22,25 @@ def rows_of_updates(count: int, *, ranks: int, rows: int) -> list[list[int]]:
     ]
 
 
+def trajectory_of(key: str) -> str:
+    """The name of a row's trajectory: that of the row without its number."""
+    return key.rpartition("_")[0] or key
+
+
+def cuts_of(keys: Iterable[str], updates: int) -> list[int]:
+    """Where rows in the order of their names are cut into mini-batches of as many trajectories, each of them whole: a
+    trajectory of several rows, as that of an agent with sub-agents, must not be in two updates.
+    """
+    rows = Counter(map(trajectory_of, sorted(keys)))
+    ends = [0, *accumulate(rows.values())]
+    return [ends[len(rows) * update // updates] for update in range(updates + 1)]
+
+
+def most_rows(keys: Iterable[str], updates: int) -> int:
+    """Rows of the largest of these mini-batches."""
+    return max(end - first for first, end in pairwise(cuts_of(keys, updates)))
+
+
 def balanced_order(
     keys: Sequence[str], work: Sequence[int], padding: Sequence[bool], *, ranks: int, rows: int, partition: Partition
 ) -> list[int]:
@@ -28,19 +48,19 @@ def balanced_order(
 
     Each rank takes an equal part of the batch, from the front, and cuts it into mini-batches in that order. Which ones
     are in a mini-batch goes by names, which say nothing of length or age; those of a prompt group stay together. Every
-    mini-batch has as many that are no padding: one that had few of them would move the model as far as the others.
+    mini-batch has as many trajectories that are no padding: one that had few would move the model as far as the others.
 
     Args:
-        keys: names of the trajectories, in which the group's comes first.
-        work: of each trajectory.
+        keys: names of the rows, in which the group's comes first, and the trajectory's next.
+        work: of each row.
         padding: whether it is padding, with which the batch was filled up.
-        rows: trajectories of a mini-batch over all ranks, a multiple of `ranks`, which divides the batch.
+        rows: of a mini-batch over all ranks, padding included; a multiple of `ranks`, which divides the batch.
         partition: of such work into parts of one size, whose sums are as equal as can be: the indices of each part.
     """
     by_name = [i for i in sorted(range(len(keys)), key=keys.__getitem__) if not padding[i]]
     fillers = [i for i in range(len(keys)) if padding[i]]
     updates = len(keys) // rows
-    cuts = [len(by_name) * update // updates for update in range(updates + 1)]
+    cuts = cuts_of((keys[i] for i in by_name), updates)
     of_rank: list[list[int]] = [[] for _ in range(ranks)]
     done = [0] * ranks
     for first, end in pairwise(cuts):

@@ -27,8 +27,9 @@ Coordinator and load balancer have no loop of their own: they answer calls, and 
 """
 
 import logging
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -60,7 +61,7 @@ from ..config.values import (
 )
 from ..core.agreement import NewestTokens, judge
 from ..core.ledger import LedgerError
-from ..core.mini_batches import balanced_order, rows_of_updates
+from ..core.mini_batches import balanced_order, most_rows, rows_of_updates
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
@@ -111,6 +112,8 @@ class AsyncDAPOTrainer(PPOTrainer):
     _can_take_one_pass = False  # the update computes pi_prox itself, once engines are judged
     _takes_one_pass = False  # so in this step
     _first_step = 1  # of this life
+    _keys: Sequence[str] = ()  # of the step's rows
+    _mini_batch_sizes: list[int] | None = None  # as options have them, of actor and critic
     _on_complete = CheckpointCallback()  # the user's
     _answered: tuple[list[str], list[str], list[float]] = ([], [], [])  # prompts, answers, scores of a validation
 
@@ -305,6 +308,7 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
         """verl balances a step over the training ranks; this balances each of its updates, at which all ranks meet."""
+        self._keys = batch.keys
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         actor, ranks = self.config.actor_rollout_ref.actor, self._training_ranks
         rows = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
@@ -314,6 +318,24 @@ class AsyncDAPOTrainer(PPOTrainer):
             padding, equal = map(store.is_padding, batch.tags), partial(get_seqlen_balanced_partitions, equal_size=True)
             batch.reorder(balanced_order(batch.keys, work, [*padding], ranks=ranks, rows=rows, partition=equal))
         return batch
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """verl counts rows, and would make more updates of a step whose trajectories have several. As many updates are
+        made as options say, each of as many whole trajectories, and padded to the rows of the largest.
+        """
+        n, groups = self.config.actor_rollout_ref.rollout.n, len({key.split("_")[0] for key in self._keys})
+        models = [self.config.actor_rollout_ref.actor, *([self.config.critic] if self.use_critic else [])]
+        if self._mini_batch_sizes is None:
+            self._mini_batch_sizes = [model.ppo_mini_batch_size for model in models]
+        sizes, padded_rows = self._mini_batch_sizes, 1
+        if len(self._keys) > groups * n:
+            updates = [max(1, groups // size) for size in sizes]
+            finest, shared = math.lcm(*updates), math.lcm(n, dp_size)  # `shared` rows are the same for each rank
+            rows = -(-most_rows(self._keys, finest) // shared) * shared
+            sizes, padded_rows = [rows * finest // own // n for own in updates], rows * finest
+        for model, size in zip(models, sizes, strict=True):
+            model.ppo_mini_batch_size = size
+        return math.lcm(super()._get_required_batch_multiple(dp_size), padded_rows)
 
     @property
     def _training_ranks(self) -> int:
@@ -349,8 +371,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         return super()._compute_old_log_prob(batch, metrics) if bypasses else batch
 
     def _has_one_update(self, batch: KVBatchMeta) -> bool:
-        """A trajectory of several turns can have several rows, and verl makes more than one update of them."""
-        return len(batch) == self.options.target_valid_groups * self.options.rollout_n
+        return len(self._updates(len(batch))) == 1
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Behind it no token is taken out of the loss any more: the number that it is divided by is settled here."""
