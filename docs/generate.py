@@ -58,12 +58,15 @@ EXAMPLES = {
     "agent_loop/checked_answer.py": "python",
     "agent_loop/agent_loops.yaml": "yaml",
     "tools/tools.py": "python",
+    "agent_program/solver.py": "python",
+    "agent_program/agents.yaml": "yaml",
     "agent_loop/guessing.py": "python",
     "tools/booking.py": "python",
     "tools/mcp_tool.py": "python",
 }
 LEARNED = ("recommendation", "alarm")  # of docs/evidence/learning.md
-AGENTS = ("agent_loop/guessing.py", "tools/booking.py", "tools/mcp_tool.py")  # shown in docs/agents.md
+PROGRAM = ("agent_program/solver.py", "agent_program/agents.yaml")
+AGENTS = (*PROGRAM, "agent_loop/guessing.py", "tools/booking.py", "tools/mcp_tool.py")  # shown in docs/agents.md
 
 
 def example(name: str) -> str:

@@ -14,7 +14,7 @@ import inspect
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -63,6 +63,7 @@ class Recorder:
     counts: RoundCounts = field(default_factory=RoundCounts)
     diverged_attachments: list[Attachment] = field(default_factory=list)  # of the dropped turns
     is_side_by_side: bool = False
+    parted_at: bytes | None = None  # the first prompt that was new while recorded ones were left, by its digest
     rests: bool = False  # the round is over for the trajectory: neither a request nor a call may begin
     interrupt: Callable[[], object] = lambda: None  # ends what waits for its loop in this round
     calls_s: float = 0.0  # of the calls whose answers the loop has, in whatever round they were made
@@ -115,11 +116,17 @@ class Recorder:
         else:
             if not self.is_side_by_side:
                 self.drop_rest()
+            elif rest and self.parted_at is None:
+                self.parted_at = digest
             # Of a loop that asks one thing at a time, until an engine tells its own, which may share them.
             routes = turns[-1].routes if turns and not self.is_side_by_side else None
             turns.insert(number, Turn(prompt_digest=digest, prompt_len_tok=len(prompt_ids), routes=routes))
         self.next_turn += 1
         return turns[number]
+
+    def count(self, counts: Mapping[str, float]) -> None:
+        """What a loop has counted, by its metrics, which an extension declares: of a step they are summed."""
+        self.counts += RoundCounts(of_loops=dict(counts))
 
     async def put_first(self, answers: Iterable[tuple[bytes, Sequence[int], Sequence[float]]]) -> None:
         """Put the turns of these answers (prompt digest, tokens, log-probs) in front, in this order, in which the

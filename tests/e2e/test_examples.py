@@ -42,4 +42,4 @@ def test_given_the_examples_of_a_judge_and_tools_when_trained_then_its_verdicts_
 
 def test_every_example_is_trained_on() -> None:
     folders = {path.name for path in Path(ROOT, "examples").iterdir() if (path / "train.sh").exists()}
-    assert folders == {*EXAMPLES, "judged_reward"}
+    assert folders == {*EXAMPLES, "judged_reward", "agent_program"}, "the last with its extension's tests"

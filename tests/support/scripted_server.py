@@ -213,8 +213,7 @@ class ScriptedServer:
             if request.aborted.done():
                 finish_reason = "abort"
                 break
-            position = len(request.prompt_ids) - self._prompt_len_tok + len(request.token_ids)
-            request.token_ids.append(token_at(request.prompt_ids[: self._prompt_len_tok], position))
+            request.token_ids.append(self._next_token(request))
             request.stamps.append(self.global_steps)
             if len(request.token_ids) - request.delivered_tok == self._delivery_tok:
                 request.has_piece.set()
@@ -226,6 +225,10 @@ class ScriptedServer:
             self.ended[request_id] = request
         if not self.running:
             self._idle.set()
+
+    def _next_token(self, request: ScriptedRequest) -> int:
+        position = len(request.prompt_ids) - self._prompt_len_tok + len(request.token_ids)
+        return token_at(request.prompt_ids[: self._prompt_len_tok], position)
 
     def _output(self, request: ScriptedRequest, stop_reason: str) -> ScriptedOutput:
         """Everything since the last delivery."""

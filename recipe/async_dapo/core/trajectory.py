@@ -260,6 +260,7 @@ class RoundCounts(Summed):
     diverged_tok: int = 0  # recorded tokens that the loop did not ask for again
     reprefilled_tok: int = 0  # of the contexts of continued requests, without those found
     found_tok: int = 0  # of these contexts, in a cache
+    of_loops: dict[str, float] = field(default_factory=dict)  # what agent loops have counted, by metric
 
     def end(self, turns: Sequence[Turn], calls_s: float) -> None:
         """Count a trajectory that has ended with these turns, and the time that it has spent in calls of tools."""

@@ -1,7 +1,8 @@
 """verl's agent loops, one per trajectory, and those that outlive the stop in their worker.
 
 A loop that has a state of its own says so: `keeps_state = True`, or `replayable = False`. One that asks for several
-turns at once says `side_by_side = True`.
+turns at once says `side_by_side = True`; one that could not get on if it ran again each round `always_kept = True`: of
+these a worker keeps as many as there are.
 
     round's task --outputs--> loop's task: run()
         stop           the loop comes to rest in its next `generate` or `recorded`; its record goes to the pool
@@ -110,10 +111,14 @@ class KeptLoop:
     Args:
         recorder: of its trajectory, in every round.
         outputs: its `run`.
+        is_bounded: it counts among those that a worker keeps at most.
     """
 
-    def __init__(self, recorder: Recorder, outputs: Coroutine[Any, Any, list[AgentLoopOutput]]) -> None:
+    def __init__(
+        self, recorder: Recorder, outputs: Coroutine[Any, Any, list[AgentLoopOutput]], *, is_bounded: bool = True
+    ) -> None:
         self.recorder = recorder
+        self.is_bounded = is_bounded
         self._opened = asyncio.Event()
         self._resting = asyncio.Event()
         self._is_ended = False
@@ -173,7 +178,7 @@ class KeptLoops:
 
     Args:
         worker: its number.
-        most: loops that are kept over a stop [count].
+        most: loops that are kept over a stop, without those that always are [count]; 0: none is.
     """
 
     def __init__(self, *, worker: int = 0, most: int = 0) -> None:
@@ -209,7 +214,8 @@ class KeptLoops:
             outputs = _run_loop(agent_loop, sampling_params, **sample)
             if not self._most or not _has_state(agent_loop):
                 return await outputs
-            recorder.kept_loop = KeptLoop(recorder, outputs)
+            is_bounded = not getattr(agent_loop, "always_kept", False)
+            recorder.kept_loop = KeptLoop(recorder, outputs, is_bounded=is_bounded)
         return await recorder.kept_loop.outputs()
 
     async def settle(self, recorder: Recorder) -> None:
@@ -217,7 +223,8 @@ class KeptLoops:
         loop, trajectory = recorder.kept_loop, recorder.trajectory
         if loop is None or trajectory.is_finished:
             return
-        if not recorder.rests or len(self._resting) >= self._most:
+        bounded = sum(other.is_bounded for other in self._resting.values())
+        if not recorder.rests or (loop.is_bounded and bounded >= self._most):
             await run_to_completion(loop.end(), timeout_s=2 * END_TIMEOUT_S)
             return
         loop.suspend()

@@ -20,10 +20,12 @@ _TOOLS = _ROLLOUT + "multi_turn."
 AGENT_COLUMN = "agent_name"  # of the data, where a prompt names its own loop
 PLAIN_LOOP = "single_turn_agent"  # verl's; it needs no file and no tool
 TOOL_LOOP = "tool_agent"
+WARNING = "warning: "  # a note that begins so is logged at every start
 
 
 def check_agent_loop(config: DictConfig) -> str:
-    """Look the agent loops up, import those that are used, and load their tools, as an agent loop worker does.
+    """Look the agent loops up, import those that are used, and load their tools, as an agent loop worker does. A class
+    may have a `check_entry` of its own, given its entry's options and the configuration, which returns warnings.
 
     Returns:
         What was found, in words.
@@ -36,15 +38,22 @@ def check_agent_loop(config: DictConfig) -> str:
     named = _named_loops(agent.agent_loop_config_path)
     if set(used) == {PLAIN_LOOP} and not (named or tools.tool_config_path or tools.function_tool_path):
         return PLAIN_LOOP  # verl's agent loops take seconds to import
+    warnings: list[str] = []
     for name, key in used.items():
         check_name(config, key, name)
         if name in named:
-            _import(named[name], name)
+            found = _import(named[name], name)
+            if check_entry := getattr(found, "check_entry", None):
+                entry: Any = OmegaConf.to_container(named[name], resolve=True)
+                options = {key: value for key, value in entry.items() if key not in ("name", "_target_")}
+                warnings += [f"{name}: {warning}" for warning in check_entry(options, config)]
     if TOOL_LOOP in used:
         from verl.experimental.agent_loop.tool_parser import ToolParser
 
         check_choice(_TOOLS + "format", tools.format, sorted(ToolParser._registry))
     loaded = [tool.name for tool in _load_tools(tools)]
+    if warnings:
+        return WARNING + "; ".join(warnings)
     return ", ".join(sorted(used)) + (f"; tools {', '.join(loaded)}" if loaded else "")
 
 
@@ -96,7 +105,7 @@ def _named_loops(value: str | None) -> dict[str, Any]:
         raise ConfigError(_LOOP_FILE, value, remedy) from error
 
 
-def _import(entry: dict[str, Any], name: str) -> None:
+def _import(entry: dict[str, Any], name: str) -> Any:
     key, target = f"{_LOOP_FILE}, `_target_` of {name}", entry["_target_"]
     try:
         with contained():
@@ -106,6 +115,7 @@ def _import(entry: dict[str, Any], name: str) -> None:
         raise ConfigError(key, target, f"cannot be imported: {first_line(error)}; {remedy}") from error
     if not callable(getattr(found, "run", None)):
         raise ConfigError(key, target, "has no method `run`; name an AgentLoopBase")
+    return found
 
 
 def _load_tools(tools: DictConfig) -> list[Any]:

@@ -15,13 +15,11 @@ from ..config.values import ConfigError, ConfigErrors, check_each
 from ..runtime.containment import contained
 from ..runtime.interruption import interruptible
 from ..runtime.verl_version import check_versions
-from .agent_loop_check import first_line
+from .agent_loop_check import WARNING, first_line
 from .users_code import name_files_plainly, shipped_modules
 from .verl_options import check_types
 
 logger = logging.getLogger(__name__)
-
-WARNING = "warning: "  # a note that begins so is logged at every start
 
 Check = Callable[[], str | None]  # returns a note
 

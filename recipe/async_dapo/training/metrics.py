@@ -84,6 +84,7 @@ def _calls(counts: RoundCounts) -> dict[str, float]:
         "turns/mean": _ratio(counts.turns, counts.ended),
         "turns/tokens/mean": _ratio(counts.turns_tok, counts.turns),
         "turns/calls_s": _ratio(counts.calls_s, counts.ended),
+        **counts.of_loops,
     }
 
 

@@ -1,0 +1,201 @@
+"""The program of a process of agents: see `agent_host.py`. Imports nothing but the standard library.
+
+Coroutine functions run on one event loop, other functions on threads. A command runs in a process group and a folder
+of its own.
+"""
+
+import asyncio
+import ctypes
+import inspect
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+SAMPLE, RESULT = "sample.json", "result.json"  # files in a command's folder
+_THREADS = 1024
+_OUTPUT_BYTES, _TAIL_BYTES = 2**20, 2000  # kept of what a command says; told of its errors
+_PIPES_S = 2.0  # for what a command has said to arrive
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+groups: set[int | None] = set()  # process groups of the commands that run
+
+
+class Failed(Exception):
+    """An agent has ended without a result; `kind` is the counted reason."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(what)
+        self.kind = kind
+
+
+@cache
+def function_of(name: str) -> Any:
+    """`module:function`"""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+async def run_function(start: dict[str, Any]) -> Any:
+    try:
+        function = function_of(start["agent"])
+    except BaseException as error:  # the user's module may raise anything
+        raise Failed("agent_not_started", f"{start['agent']} cannot be imported: {error!r}") from error
+    arguments = start["base_url"], start["key"], start["sample"]
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
+
+
+async def run_command(start: dict[str, Any], tell: Any) -> Any:
+    """Its result file, or the last line that it prints, where that is JSON."""
+    folder = _folder_with(start["sample"])
+    group = None
+    try:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *start["command"],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                cwd=folder,
+                env=start["environment"],
+                start_new_session=True,
+                preexec_fn=_ends_with_this_process,
+            )
+        except OSError as error:
+            raise Failed("agent_not_started", f"{start['command'][0]} cannot be started: {error}") from error
+        group = process.pid
+        groups.add(group)
+        tell({"group": group, "of": start["start"]})
+        assert process.stdout is not None and process.stderr is not None
+        said = [asyncio.create_task(_end_of(pipe)) for pipe in (process.stdout, process.stderr)]
+        await _end_of_process(group)
+        end_group(group)  # what it has left in the background, which would keep the pipes open
+        await asyncio.wait(said, timeout=_PIPES_S)
+        code = await process.wait()
+        out, errors = (task.result() if task.done() else b"" for task in said)
+        if code:
+            tail = (errors.strip() or out.strip())[-_TAIL_BYTES:].decode(errors="replace")
+            raise Failed("agent_failed", f"its command has ended with {code}: {tail}")
+        return _result(folder, out.decode(errors="replace"))
+    finally:
+        end_group(group)
+        groups.discard(group)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder_with(sample: Any) -> str:
+    folder = tempfile.mkdtemp(prefix="agent-")
+    Path(folder, SAMPLE).write_text(json.dumps(sample))
+    return folder
+
+
+def end_group(group: int | None) -> None:
+    if group is not None:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def _result(folder: str, out: str) -> Any:
+    if (file := Path(folder, RESULT)).exists():
+        return json.loads(file.read_text())
+    for line in out.strip().splitlines()[-1:]:
+        with suppress(ValueError):
+            return json.loads(line)
+    return None
+
+
+async def _end_of_process(pid: int) -> None:
+    """`Process.wait` waits for the end of its pipes, too, which children of it may hold."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:  # it has been waited for
+        return
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def _end_of(stream: asyncio.StreamReader) -> bytes:
+    kept = b""
+    while piece := await stream.read(2**16):
+        kept = (kept + piece)[-_OUTPUT_BYTES:]
+    return kept
+
+
+def _ends_with_this_process() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Program:
+    """Runs what the worker asks for, until the worker is gone."""
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        print(json.dumps(message, default=str), file=self._out, flush=True)
+
+    async def _run(self, start: dict[str, Any]) -> None:
+        number = start["start"]
+        ended: dict[str, Any] = {"ended": number}
+        try:
+            ended["result"] = await (run_command(start, self._tell) if "command" in start else run_function(start))
+        except Failed as failed:
+            ended |= {"kind": failed.kind, "error": str(failed)}
+        except BaseException as error:  # an agent may raise anything, SystemExit included
+            told = "".join(traceback.format_exception(error))
+            ended |= {"kind": "agent_failed", "error": f"its agent raised {error!r}", "traceback": told}
+        finally:
+            self._running.pop(number, None)
+        self._tell(ended)
+
+    def hear(self, told: dict[str, Any]) -> None:
+        """A message of the worker."""
+        if "start" in told:
+            self._running[told["start"]] = asyncio.create_task(self._run(told))
+        elif (task := self._running.get(told["cancel"])) is not None:
+            task.cancel()
+
+
+def _listen(loop: asyncio.AbstractEventLoop, program: Program) -> None:
+    """On a thread, which sees the worker's end also while an agent blocks the event loop."""
+    for line in sys.stdin.buffer:
+        loop.call_soon_threadsafe(program.hear, json.loads(line))
+    for group in list(groups):
+        end_group(group)
+    os.killpg(0, signal.SIGKILL)  # itself, and processes that functions have started
+
+
+async def _serve(out: Any) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="agent"))
+    threading.Thread(target=_listen, args=[loop, Program(out)], daemon=True).start()
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what agents print goes to the worker's log
+    asyncio.run(_serve(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""An agent loop around a program that speaks an API: starts the agent, serves its requests, and hands on its rows."""
+
+import asyncio
+import contextvars
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from omegaconf import DictConfig
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+from ...calls import current_recorder
+from ...core.outcome import Cause, KnownPlaces, TrajectoryFailed
+from .agent_host import AgentHost, passed_on
+from .options import AgentOptions
+from .reading import ReplyReader, parser_of
+from .result import METRIC, scored
+from .server import Gateway
+from .session import Session
+from .template import wants_text_arguments
+
+logger = logging.getLogger(__name__)
+
+_logged = KnownPlaces()  # of this worker
+_text_arguments: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()  # by tokenizer: it costs two renderings
+
+
+class BlackBoxAgent(AgentLoopBase):
+    """Runs an agent that knows an address and a key, and nothing of training.
+
+    Args:
+        options: see `AgentOptions`.
+    """
+
+    keeps_state = True
+    always_kept = True  # an agent whose tools take longer than a round would never get on else
+    side_by_side = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        parts = {name: options.pop(name) for name in list(options) if name not in AgentOptions.names()}
+        super().__init__(*args, **parts)
+        self._options = AgentOptions.of(options)
+        self.replayable = self._options.replayable
+        parser = self._options.parser or parser_of(parts.get("hf_model_type")) or self.rollout_config.multi_turn.format
+        self._reader = ReplyReader(self.tokenizer, parser=parser)
+
+    @classmethod
+    def check_entry(cls, options: dict[str, Any], config: DictConfig) -> list[str]:
+        """At start-up: see `start_up.py`."""
+        from .start_up import check_agent  # workers have no use for it
+
+        return check_agent(options, config)
+
+    async def run(self, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:
+        options = self._options
+        gateway = await self._gateway()
+        session = Session(
+            self,
+            sampling_params,
+            reader=self._reader,
+            has_text_arguments=self._has_text_arguments(),
+            max_turns=options.max_turns,
+            ignored=options.ignored_patterns,
+        )
+        key = gateway.open(session)
+        context = contextvars.copy_context()
+        context.run(current_recorder.set, None)  # what the agent does itself is in no record
+        agent = asyncio.create_task(self._agent(gateway.address, key, sample), name="agent", context=context)
+        failure: TrajectoryFailed | None = None
+        try:
+            failure = await self._watched(session, agent)
+        finally:
+            gateway.close(key)
+            agent.cancel()
+            await asyncio.wait({agent})
+            if not agent.cancelled():
+                agent.exception()
+            await session.close()
+        try:
+            return await self._scored(session, None if failure else agent.result(), failure)
+        except TrajectoryFailed:
+            self._count(session, {"gateway/failed_sessions": 1})
+            raise
+
+    async def _gateway(self) -> Gateway:
+        return await Gateway.at(self._options.host)
+
+    def _has_text_arguments(self) -> bool:
+        if self.tokenizer not in _text_arguments:
+            _text_arguments[self.tokenizer] = wants_text_arguments(self.continuous_token_builder)
+        return _text_arguments[self.tokenizer]
+
+    async def _agent(self, address: str, key: str, sample: dict[str, Any]) -> Any:
+        """Its result."""
+        options = self._options
+        start: dict[str, Any]
+        if options.agent is not None:
+            start = {"agent": options.agent, "base_url": address, "key": key, "sample": sample}
+            return await AgentHost.of("functions").run(start)
+        environment = passed_on(os.environ) | options.environment
+        environment |= {
+            "OPENAI_BASE_URL": f"{address}/v1",
+            "OPENAI_API_KEY": key,
+            "ANTHROPIC_BASE_URL": address,
+            "ANTHROPIC_API_KEY": key,
+            "GATEWAY_URL": address,
+        }
+        start = {"command": options.command, "environment": environment, "sample": sample}
+        return await AgentHost.of("commands").run(start)
+
+    async def _watched(self, session: Session, agent: "asyncio.Task[Any]") -> TrajectoryFailed | None:
+        """Wait for the agent's end, or its limits. Returns what it has failed of.
+
+        Raises:
+            Exception: of the run itself.
+        """
+        options = self._options
+        while not agent.done():
+            left_s = min(options.time_limit_s - session.own_s, options.silence_s - session.silent_s)
+            if left_s <= 0:
+                return _too_late(session, options)
+            await asyncio.wait({agent, session.failure}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if session.failure.done():
+                error = session.failure.exception()
+                assert error is not None
+                if isinstance(error, TrajectoryFailed) and error.reason.startswith("agent_"):
+                    return error
+                raise error
+        error = None if agent.cancelled() else agent.exception()
+        if agent.cancelled():
+            return TrajectoryFailed("agent_failed", Cause("its agent has cancelled itself"))
+        if error is None or isinstance(error, TrajectoryFailed):
+            return error
+        raise error
+
+    async def _scored(self, session: Session, result: Any, failure: TrajectoryFailed | None) -> list[AgentLoopOutput]:
+        """Its rows, with the score that the agent has given itself.
+
+        Raises:
+            TrajectoryFailed: if it has none, and options do not say otherwise.
+        """
+        options = self._options
+        given = scored(session.posted if session.posted is not None else result)
+        if failure is None and not session.has_rows:
+            what = f"; its last one was refused: {session.last_refusal}" if session.last_refusal else ""
+            failure = TrajectoryFailed("agent_without_turn", Cause(f"its agent has had no reply to any request{what}"))
+        if failure is None and given is None and options.reward == "agent":
+            what = f"its agent has ended without a reward: {session.posted or result!r:.200}"
+            failure = TrajectoryFailed("agent_without_result", Cause(what))
+        if failure is not None and not (session.has_rows and options.scores(failure.reason)):
+            raise failure
+        if failure is not None and given is None:
+            given = 0.0, {METRIC: 0.0}
+        outputs, ledger = await session.outputs()
+        if differed := session.what_differed():
+            self._tell(differed)
+        tokens = {f"gateway/{name}_tokens": count for name, count in asdict(ledger).items()}
+        self._count(session, {"gateway/rows": len(outputs), "gateway/zero_sessions": failure is not None} | tokens)
+        if given is not None and options.reward == "agent":
+            outputs[-1].reward_score, outputs[-1].extra_fields["reward_extra_info"] = given
+        return outputs
+
+    def _count(self, session: Session, ended: Mapping[str, float]) -> None:
+        recorder = current_recorder.get()
+        if recorder is not None:
+            recorder.calls_s += session.own_s
+            counts = {f"gateway/{name}": session.counts[name] for name in ("requests", "resent", "refused")}
+            chains = session.conversation.new_chains.total()
+            recorder.count({"gateway/sessions": 1, "gateway/new_chains": chains, **counts, **ended})
+
+    def _tell(self, differed: str) -> None:
+        name = self._options.name
+        if _logged.is_new(Cause(name)):
+            logger.warning(
+                "agent %s has asked for something else when it ran again, and what it had generated from there on is "
+                "lost (async_dapo/partial/diverged_tokens); its first other message: %.300r. If it has a time or a "
+                "path in it, name a pattern of these in `ignored`",
+                name,
+                differed,
+            )
+
+
+def _too_late(session: Session, options: AgentOptions) -> TrajectoryFailed:
+    if session.own_s >= options.time_limit_s:
+        return TrajectoryFailed(
+            "agent_timeout", Cause(f"its agent has taken {options.time_limit_s} s beside its turns")
+        )
+    return TrajectoryFailed("agent_silent", Cause(f"its agent has asked for nothing for {options.silence_s} s"))

@@ -1,0 +1,168 @@
+"""What agents ask and are told, in no API's form: requests, replies, refusals, and when two messages mean the same."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, Any]  # role, content as text, and where there are any: tool_calls, tool_call_id, reasoning_content
+
+CONTEXT_FULL = "context_length_exceeded"  # the code by which agents know that they may compact their history
+
+
+class Refused(Exception):
+    """A request that is not answered; its agent is told why.
+
+    Args:
+        status: of HTTP.
+        code: OpenAI's name for the kind of error.
+    """
+
+    def __init__(self, status: int, what: str, code: str = "invalid_request_error") -> None:
+        super().__init__(what)
+        self.status, self.code = status, code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What an agent asks the model.
+
+    Attributes:
+        tools: as OpenAI's chat completions have them.
+        max_tok: None = as long as the run's own limits allow [tokens].
+        ignored: parameters of sampling that the run sets itself.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    max_tok: int | None = None
+    stop: tuple[str, ...] = ()
+    streams: bool = False
+    has_usage: bool = False  # in a stream, too
+    has_log_probs: bool = False  # of the tokens sampled
+    model: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that the model wants to be made; `arguments` are JSON."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What the model has said.
+
+    Attributes:
+        name: unique in its session, and the same when the agent runs again.
+        is_cut: it reached a limit on its tokens.
+        tokens: (text, log-prob) of each token.
+    """
+
+    name: str
+    text: str
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    is_cut: bool = False
+    stop_string: str | None = None
+    prompt_tok: int = 0
+    reply_tok: int = 0
+    tokens: tuple[tuple[str, float], ...] = ()
+    model: str = ""
+
+    @property
+    def message(self) -> Message:
+        """As the chat template would take it."""
+        message: Message = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [tool_call(call.call_id, call.name, call.arguments) for call in self.calls]
+        return message
+
+
+def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """As OpenAI's messages have it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def text_of(content: Any) -> str:
+    """A message's content, which may be absent, text, or parts.
+
+    Raises:
+        Refused: for parts that are no text.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif part.get("type") in ("text", "input_text", "output_text"):
+            texts.append(part["text"])
+        elif part.get("type") == "refusal":
+            texts.append(part["refusal"])
+        else:
+            raise Refused(400, f"content of type {part.get('type')!r} is not served: only text is")
+    return "".join(texts)
+
+
+def meaning(message: Message) -> str:
+    """What a message says, however a client writes it: in what order and with what blanks it has a call's arguments,
+    with or without the model's reasoning. Two messages with the same meaning say the same.
+    """
+    said: dict[str, Any] = {"role": message["role"], "content": message["content"].strip()}
+    if calls := message.get("tool_calls"):
+        functions = [call["function"] for call in calls]
+        said["calls"] = [[one["name"], _with_plain_numbers(_parsed(one["arguments"]))] for one in functions]
+        if not said["content"]:
+            said["ids"] = [call.get("id") for call in calls]
+    if message["role"] == "tool":
+        said["of"] = message.get("tool_call_id")
+    return json.dumps(said, sort_keys=True)
+
+
+def meanings_of_reply(message: Message) -> frozenset[str]:
+    """Those by which a reply is known again: a client may leave out what the model has said beside its calls, whose ids
+    are of this reply only.
+    """
+    return frozenset({meaning(message), meaning(message | {"content": ""} if message.get("tool_calls") else message)})
+
+
+def for_template(message: Message, *, has_text_arguments: bool) -> Message:
+    """With the arguments of its calls in the form that the chat template wants."""
+    if not message.get("tool_calls"):
+        return message
+    shown = []
+    for call in message["tool_calls"]:
+        arguments = _parsed(call["function"]["arguments"])
+        is_text = has_text_arguments and not isinstance(arguments, str)
+        function = call["function"] | {"arguments": json.dumps(arguments, ensure_ascii=False) if is_text else arguments}
+        shown.append(call | {"function": function})
+    return message | {"tool_calls": shown}
+
+
+def _parsed(arguments: Any) -> Any:
+    """A call's arguments as an object, where they are one."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def _with_plain_numbers(value: Any) -> Any:
+    """With 1 for 1.0, which some clients write for each other."""
+    if isinstance(value, dict):
+        return {key: _with_plain_numbers(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_with_plain_numbers(one) for one in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -1,0 +1,133 @@
+"""What the model's tokens say: text, reasoning, and calls of tools, by verl's parsers."""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from pydantic import ValidationError
+from verl.experimental.agent_loop.tool_parser import ToolParser
+from verl.tools.schemas import OpenAIFunctionToolSchema
+
+from .messages import Reply, Request, ToolCall
+
+THOUGHT_ENDS = "</think>"  # in all families whose template shows reasoning between tags
+THOUGHT_BEGINS = "<think>"
+
+# transformers' model_type, or its beginning -> verl's parser. The first that fits counts.
+PARSERS = (
+    ("qwen3_5", "qwen3_coder"),
+    ("qwen3_next", "qwen3_coder"),
+    ("qwen", "hermes"),
+    ("glm", "glm"),
+    ("gpt_oss", "gpt-oss"),
+    ("seed_oss", "seed"),
+    ("minimax", "minimax"),
+    ("kimi", "kimi"),
+    ("deepseek_v4", "deepseek_v4"),
+    ("gemma4", "gemma4"),
+)
+
+
+def parser_of(model_type: str | None) -> str | None:
+    """verl's parser of this family's tool calls, if it is known."""
+    return next((parser for family, parser in PARSERS if (model_type or "").startswith(family)), None)
+
+
+def known_parsers() -> list[str]:
+    return sorted(ToolParser._registry)
+
+
+class ReplyReader:
+    """Reads replies of one model.
+
+    Args:
+        parser: name of verl's parser of tool calls; None: calls are text.
+    """
+
+    def __init__(self, tokenizer: Any, *, parser: str | None) -> None:
+        self._tokenizer = tokenizer
+        self._parser = None if parser is None else ToolParser.get_tool_parser(parser, tokenizer)
+        self.stop_token_ids = [] if self._parser is None else list(self._parser.stop_token_ids)
+        is_one_token = THOUGHT_ENDS in tokenizer.get_vocab()
+        self._thought_ends = tokenizer.encode(THOUGHT_ENDS, add_special_tokens=False) if is_one_token else []
+
+    async def read(
+        self,
+        name: str,
+        request: Request,
+        token_ids: list[int],
+        log_probs: Sequence[float],
+        *,
+        prompt_tok: int,
+        limit_tok: int,
+    ) -> Reply:
+        """The reply with these tokens, of which there could have been `limit_tok`."""
+        reasoning, said_ids = self._without_reasoning(token_ids)
+        text, calls = self._text(said_ids), tuple[ToolCall, ...]()
+        if self._parser is not None and request.tools:
+            rest, found = await self._parser.extract_tool_calls(said_ids, [schema_of(tool) for tool in request.tools])
+            if found and all(map(_is_json, found)):  # else a call that could not be parsed would be gone from the text
+                text = rest
+                for token in self._tokenizer.all_special_tokens:
+                    text = text.replace(token, "")
+                calls = tuple(
+                    ToolCall(call_id=f"call_{name}_{number}", name=call.name, arguments=call.arguments)
+                    for number, call in enumerate(found)
+                )
+        stop_string = min((one for one in request.stop if one in text), key=text.index, default=None)
+        if stop_string is not None:
+            text = text[: text.index(stop_string)]
+        elif not reasoning and text.startswith(THOUGHT_BEGINS) and not calls:  # cut in the middle of it
+            reasoning, text = text.removeprefix(THOUGHT_BEGINS), ""
+        ends = {self._tokenizer.eos_token_id, *self.stop_token_ids}
+        told = zip(token_ids, log_probs, strict=True) if request.has_log_probs else ()
+        return Reply(
+            name=name,
+            text=text,
+            reasoning=reasoning,
+            calls=calls,
+            is_cut=len(token_ids) >= limit_tok and token_ids[-1] not in ends and stop_string is None,
+            stop_string=stop_string,
+            prompt_tok=prompt_tok,
+            reply_tok=len(token_ids),
+            tokens=tuple((self._tokenizer.decode([token]), log_prob) for token, log_prob in told),
+            model=request.model,
+        )
+
+    def _text(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def _without_reasoning(self, token_ids: list[int]) -> tuple[str, list[int]]:
+        """The reasoning as text, and the tokens behind it."""
+        marker = self._thought_ends
+        for start in range(len(token_ids) - len(marker) + 1) if marker else ():
+            if token_ids[start : start + len(marker)] == marker:
+                reasoning = self._text(token_ids[:start]).strip().removeprefix(THOUGHT_BEGINS)
+                return reasoning.strip(), token_ids[start + len(marker) :]
+        return "", token_ids
+
+
+def _is_json(call: Any) -> bool:
+    try:
+        json.loads(call.arguments)
+    except ValueError:
+        return False
+    return True
+
+
+def schema_of(tool: dict[str, Any]) -> OpenAIFunctionToolSchema:
+    """A tool as verl's parsers want it, which know fewer schemas than agents use: an argument of several types, or of
+    a schema elsewhere, counts as text.
+    """
+    function = tool["function"]
+    with suppress(ValidationError):
+        return OpenAIFunctionToolSchema(type="function", function={"description": ""} | function)
+    parameters = function.get("parameters") or {}
+    properties = {
+        name: {"type": kind if isinstance(kind := schema.get("type"), str) else "string"}
+        for name, schema in (parameters.get("properties") or {}).items()
+    }
+    plain = {"type": "object", "properties": properties, "required": list(parameters.get("required") or ())}
+    described = {"name": function["name"], "description": "", "parameters": plain}
+    return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": described})

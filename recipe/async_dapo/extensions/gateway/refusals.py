@@ -1,0 +1,83 @@
+"""What all APIs have in common: which parameters act, which are ignored, which are refused, and events of a stream.
+
+Tokens are trained with the log-probs of the run's own distribution. A parameter that would sample from another one
+cannot act: where the run has its own value it is ignored, else refused.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from .messages import Refused
+
+IGNORED = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_effort")  # the run has its own
+_REFUSED = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "functions",
+    "guided_json",
+    "guided_regex",
+    "structured_outputs",
+    "output_config",
+    "prediction",
+    "audio",
+)
+_NEUTRAL: tuple[Any, ...] = (None, 0, 0.0, {}, [], "", False)
+
+
+def check_parameters(body: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the parameters that are ignored.
+
+    Raises:
+        Refused: for those that would change the distribution.
+    """
+    for name in _REFUSED:
+        is_neutral = body.get(name) in _NEUTRAL or (name == "repetition_penalty" and body[name] == 1)
+        if not is_neutral:
+            raise _other_distribution(name)
+    kind = body.get("response_format") or {}
+    if isinstance(kind, dict) and kind.get("type", "text") != "text":
+        raise _other_distribution("response_format")
+    if body.get("n") not in (None, 1):
+        raise Refused(400, "n must be 1: ask several times, also at once, for several answers")
+    choice = body.get("tool_choice")
+    choice = choice.get("type") if isinstance(choice, dict) else choice
+    if choice not in (None, "auto", "none"):
+        raise _other_distribution(f"tool_choice={choice}")
+    return tuple(name for name in IGNORED if body.get(name) is not None)
+
+
+def _other_distribution(name: str) -> Refused:
+    what = "it would sample from another distribution than the one that is trained; leave it out"
+    return Refused(400, f"{name} is not served: {what}")
+
+
+def number_of_tokens(body: dict[str, Any], *names: str) -> int | None:
+    """The first of these parameters that is given.
+
+    Raises:
+        Refused: if it is no positive number.
+    """
+    given = next((body[name] for name in names if body.get(name) is not None), None)
+    if given is not None and (not isinstance(given, int) or given < 1):
+        raise Refused(400, f"{names[-1]} must be a positive number of tokens, not {given!r}")
+    return given
+
+
+def stop_strings(given: Iterable[Any] | None) -> tuple[str, ...]:
+    """
+    Raises:
+        Refused: for what is no text.
+    """
+    strings = tuple(given or ())
+    if not all(isinstance(one, str) and one for one in strings):
+        raise Refused(400, "stop must be text, or a list of texts")
+    return strings
+
+
+def event(data: dict[str, Any], name: str = "") -> bytes:
+    """A server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n".encode()

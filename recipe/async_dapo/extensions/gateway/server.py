@@ -1,0 +1,205 @@
+"""The HTTP server of an agent loop worker: finds the session of a request by its key, and waits for its reply.
+
+A request stays open as long as its reply takes, over rounds and weight updates. Meanwhile something is sent every few
+seconds that no client takes for its reply: white space before a JSON document, a comment or a ping in a stream of
+events. So limits of clients for silence never pass, and nothing has to be sent again.
+
+This is no sandbox: an agent runs as the user of the run. What the server keeps apart is sessions: a key opens one.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import resource
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from hashlib import blake2b
+from types import ModuleType
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from aiohttp import web
+
+from . import anthropic_messages, chat
+from .messages import Refused, Reply, Request
+from .refusals import IGNORED
+from .session import Exchange, Session
+
+logger = logging.getLogger(__name__)
+
+PING_S = 3.0
+MOST_BYTES = 64 * 2**20  # of a request: a history of millions of tokens
+_FILES = 65536  # two sockets a session pass the usual limit of 1,024
+_RESENT = "x-stainless-retry-count"  # the SDKs of both vendors count their retries here
+
+Api = ModuleType  # of `request_of`, `body_of`, `events_of`, `error_of`, `PING`
+
+
+class Gateway:
+    """Serves the sessions of one event loop.
+
+    Args:
+        host: address that it listens at.
+    """
+
+    _of_loops: ClassVar[WeakKeyDictionary[Any, "dict[str, asyncio.Task[Gateway]]"]] = WeakKeyDictionary()
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._sessions: dict[bytes, tuple[str, Session]] = {}  # by digests of their keys
+        self._runner: web.AppRunner | None = None
+        self._logged: set[str] = set()
+        self.address = ""
+
+    @classmethod
+    async def at(cls, host: str) -> "Gateway":
+        """The one of the running event loop, started with the first session."""
+        started = cls._of_loops.setdefault(asyncio.get_running_loop(), {})
+        if host not in started:
+            started[host] = asyncio.create_task(cls(host)._start(), name="gateway")
+        return await asyncio.shield(started[host])
+
+    async def _start(self) -> "Gateway":
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+        if soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        app = web.Application(client_max_size=MOST_BYTES)
+        app.router.add_post("/v1/chat/completions", self._served(chat, self._answer))
+        app.router.add_post("/v1/messages", self._served(anthropic_messages, self._answer))
+        app.router.add_get("/v1/models", self._served(chat, self._models))
+        app.router.add_post("/reward", self._served(chat, self._reward))
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)  # when a client has gone
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return self
+
+    async def stop(self) -> None:
+        """Only tests do: a worker's server ends with its process."""
+        assert self._runner is not None
+        await self._runner.cleanup()
+        self._of_loops.pop(asyncio.get_running_loop(), None)
+
+    def open(self, session: Session) -> str:
+        """Returns the key of the session, which is valid while it is open."""
+        key = f"sk-{secrets.token_urlsafe(32)}"
+        self._sessions[_digest(key)] = (key, session)
+        return key
+
+    def close(self, key: str) -> None:
+        del self._sessions[_digest(key)]
+
+    def _session_of(self, request: web.Request) -> Session:
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        given = bearer or request.headers.get("x-api-key", "")
+        key, session = self._sessions.get(_digest(given), ("", None))
+        if session is None or not hmac.compare_digest(key.encode(), given.encode()):
+            raise Refused(401, "no session has this key; a key is valid while its session is open", "invalid_api_key")
+        return session
+
+    def _served(self, api: Api, handle: Callable[[web.Request, Api], Awaitable[web.StreamResponse]]) -> Any:
+        """A handler whose refusals have the API's form."""
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            try:
+                return await handle(request, api)
+            except Refused as refused:
+                body, headers = api.error_of(refused), {"x-should-retry": "false"}
+                return web.json_response(body, status=refused.status, headers=headers if refused.status < 500 else {})
+
+        return handler
+
+    async def _models(self, request: web.Request, api: Api) -> web.StreamResponse:
+        self._session_of(request)
+        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "verl"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _reward(self, request: web.Request, api: Api) -> web.StreamResponse:
+        session = self._session_of(request)
+        session.posted = await _body_of(request)
+        return web.json_response({"ok": True})
+
+    async def _answer(self, http: web.Request, api: Api) -> web.StreamResponse:
+        session = self._session_of(http)
+        body = await _body_of(http)
+        try:
+            request: Request = api.request_of(body)
+        except (Refused, KeyError, TypeError, ValueError, AttributeError) as error:
+            refused = error if isinstance(error, Refused) else Refused(400, f"the request is not understood: {error!r}")
+            session.refuse(refused)
+            raise refused from error
+        self._tell_once(request)
+        is_again = http.headers.get(_RESENT, "0") not in ("", "0")
+        waiting = asyncio.create_task(session.ask(request, is_again=is_again), name="request of an agent")
+        try:
+            return await self._reply(http, api, request, waiting, session)
+        finally:
+            if not waiting.done():  # its client is gone
+                waiting.cancel()
+
+    async def _reply(
+        self, http: web.Request, api: Api, request: Request, waiting: "asyncio.Task[Exchange]", session: Session
+    ) -> web.StreamResponse:
+        done, _ = await asyncio.wait({waiting}, timeout=PING_S)
+        if done:
+            waiting.result()  # a refusal has a status of its own
+        kind = "text/event-stream" if request.streams else "application/json"
+        response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache"})
+        try:
+            await response.prepare(http)
+            while not done:
+                await response.write(api.PING if request.streams else b" ")
+                session.counts["pings"] += 1
+                done, _ = await asyncio.wait({waiting}, timeout=PING_S)
+            exchange = waiting.result()
+            session.delivered(exchange)
+            try:
+                for piece in _pieces(api, request, exchange.reply.result()):
+                    await response.write(piece)
+                await response.write_eof()
+            except (ConnectionError, asyncio.CancelledError):
+                session.delivered(exchange, -1)
+                raise
+        except ConnectionError:
+            logger.debug("the client of a request has gone; it may ask again")
+        except Refused:  # too late for a status: the client comes again, and is told then
+            if http.transport is not None:
+                http.transport.abort()
+        return response
+
+    def _tell_once(self, request: Request) -> None:
+        new = [name for name in request.ignored if name not in self._logged]
+        if new:
+            self._logged.update(IGNORED)
+            logger.info("agents set %s, which the run sets itself: these are ignored", ", ".join(new))
+
+
+def _pieces(api: Api, request: Request, reply: Reply) -> Iterator[bytes]:
+    if request.streams:
+        yield from api.events_of(reply, has_usage=request.has_usage)
+    else:
+        yield json.dumps(api.body_of(reply)).encode()
+
+
+async def _body_of(http: web.Request) -> dict[str, Any]:
+    """
+    Raises:
+        Refused: for what is no JSON object, or too long.
+    """
+    try:
+        body = json.loads(await http.read())
+    except web.HTTPRequestEntityTooLarge:
+        raise Refused(413, f"a request may have {MOST_BYTES} bytes") from None
+    except ValueError as error:
+        raise Refused(400, f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise Refused(400, "the body must be a JSON object")
+    return body
+
+
+def _digest(key: str) -> bytes:
+    """Keys are looked up by these, so that the time of it tells nothing of them."""
+    return blake2b(key.encode(), digest_size=16).digest()

@@ -1,0 +1,78 @@
+"""What can be known of an agent before a cluster starts: whether it can be started, read, and continued."""
+
+import os
+import shutil
+from typing import Any
+
+from omegaconf import DictConfig
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+from ...config.values import ConfigError, check_choice
+from ...startup.agent_loop_check import first_line
+from ...startup.model_check import load_by_verl
+from .agent_program import function_of
+from .options import FILE, AgentOptions
+from .reading import known_parsers, parser_of
+from .template import tried
+
+
+def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
+    """Check an agent's entry in the file of agent loops, and try the model's chat template.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    options = AgentOptions.of(values)
+    if options.agent is not None:
+        _check_function(options.agent)
+    if options.command is not None:
+        _check_command(options.command[0])
+    if options.parser is not None:
+        check_choice(f"{FILE}, parser", options.parser, known_parsers())
+    model = load_by_verl(config)
+    model_type = getattr(model.hf_config, "model_type", None)
+    builder = create_continuous_token_builder(
+        model.tokenizer,
+        hf_model_type=model_type,
+        chat_template_kwargs=config.data.apply_chat_template_kwargs,
+        mm_processor_kwargs=config.data.mm_processor_kwargs,
+        processor=model.processor,
+    )
+    found = tried(builder, model.tokenizer)
+    warnings = [
+        f"behind {what} the tokens of a chain differ from those of a full rendering: {difference}"
+        for what, difference in found.differences.items()
+    ]
+    if found.refuses:
+        warnings.append(
+            f"the model's chat template renders no calls of tools, which agents are then told: {found.refuses}"
+        )
+    parser = options.parser or parser_of(model_type)
+    if parser is None:
+        format_ = config.actor_rollout_ref.rollout.multi_turn.format
+        check_choice("actor_rollout_ref.rollout.multi_turn.format", format_, known_parsers())
+        warnings.append(f"calls of tools are read by the parser {format_}: which one {model_type} needs is not known")
+    return warnings
+
+
+def _check_function(name: str) -> None:
+    try:
+        function = function_of(name)
+    except BaseException as error:  # the user's module may raise anything, SystemExit included
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        remedy = "correct the name, or install its module on every node"
+        raise ConfigError(f"{FILE}, agent", name, f"cannot be loaded: {first_line(error)}; {remedy}") from error
+    if not callable(function):
+        raise ConfigError(f"{FILE}, agent", name, "is no function; name one of base URL, key and sample")
+
+
+def _check_command(program: str) -> None:
+    if shutil.which(program) is None:
+        remedy = "is not found, or is no program; give its whole path, since it runs in a fresh folder, on every node"
+        raise ConfigError(f"{FILE}, command", program, remedy)
+    if os.path.dirname(program) and not os.path.isabs(program):
+        raise ConfigError(f"{FILE}, command", program, "runs in a fresh folder: give its whole path")

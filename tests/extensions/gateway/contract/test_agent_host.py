@@ -1,0 +1,193 @@
+"""Agents in processes of their own: their results and failures, what they see, and that none outlives its worker."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from recipe.async_dapo.core.outcome import TrajectoryFailed
+from recipe.async_dapo.extensions.gateway import agent_host
+from recipe.async_dapo.extensions.gateway.agent_host import AgentHost
+
+AGENTS = """
+import asyncio, os, sys, time
+
+def plain(base_url, key, sample):
+    return {"reward": sample["x"], "at": base_url}
+
+async def slow(base_url, key, sample):
+    await asyncio.sleep(30)
+
+def blocks(base_url, key, sample):
+    time.sleep(0.5)
+    return 1.0
+
+def fails(base_url, key, sample):
+    raise ValueError("of its own")
+
+def leaves(base_url, key, sample):
+    sys.exit("gone")
+
+def ends_its_process(base_url, key, sample):
+    os._exit(7)
+
+def environment(base_url, key, sample):
+    return dict(os.environ)
+"""
+
+
+@pytest.fixture
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_agents.py").write_text(AGENTS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def hosted(*starts: dict[str, Any], purpose: str = "functions") -> list[Any]:
+    """What becomes of agents that run side by side."""
+
+    async def main() -> list[Any]:
+        host = AgentHost.of(purpose)
+        try:
+            return await asyncio.gather(*[host.run(start) for start in starts], return_exceptions=True)
+        finally:
+            await host.stop()
+
+    return asyncio.run(main())
+
+
+def function(name: str, **sample: Any) -> dict[str, Any]:
+    return {"agent": f"users_agents:{name}", "base_url": "http://here", "key": "k", "sample": sample}
+
+
+def command(*words: str, **sample: Any) -> dict[str, Any]:
+    environment = agent_host.passed_on(os.environ) | {"OWN": "yes"}
+    return {"command": list(words), "environment": environment, "sample": sample}
+
+
+def python(program: str, **sample: Any) -> dict[str, Any]:
+    return command(sys.executable, "-c", program, **sample)
+
+
+def test_given_functions_then_they_run_side_by_side_and_each_has_its_own_result_or_failure(agents: None) -> None:
+    began_s = time.monotonic()
+    names = ["blocks"] * 6
+    plain, failed, left, absent, *blocked = hosted(
+        function("plain", x=0.5), function("fails"), function("leaves"), function("absent"), *map(function, names)
+    )
+    assert plain == {"reward": 0.5, "at": "http://here"} and blocked == [1.0] * 6
+    assert time.monotonic() - began_s < 6, "they do not wait for each other"
+    for error, reason, text in (
+        (failed, "agent_failed", "ValueError('of its own')"),
+        (left, "agent_failed", "SystemExit('gone')"),
+        (absent, "agent_not_started", "users_agents:absent cannot be imported"),
+    ):
+        assert isinstance(error, TrajectoryFailed) and error.reason == reason and text in error.cause.summary
+    assert "users_agents.py" in failed.cause.traceback
+
+
+def test_given_a_function_that_ends_its_process_then_its_siblings_fail_and_the_next_agent_has_a_new_one(agents: None):
+    async def main() -> tuple[list[Any], Any]:
+        host = AgentHost.of("functions")
+        both = [host.run(function("slow")), host.run(function("ends_its_process"))]
+        failed = await asyncio.gather(*both, return_exceptions=True)
+        result = await host.run(function("plain", x=1))
+        await host.stop()
+        return failed, result
+
+    failed, result = asyncio.run(main())
+    assert all(isinstance(error, TrajectoryFailed) and "ended with 7" in str(error) for error in failed)
+    assert result["reward"] == 1
+
+
+def test_given_secrets_of_the_worker_then_no_agent_sees_them(agents: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_AUTH_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD"):
+        monkeypatch.setenv(name, "secret")
+    [of_function] = hosted(function("environment"))
+    [of_command] = hosted(python("import json, os; print(json.dumps(dict(os.environ)))"), purpose="commands")
+    assert of_command["OWN"] == "yes" and of_command["PATH"] == of_function["PATH"] == os.environ["PATH"]
+    assert "secret" not in [*of_function.values(), *of_command.values()]
+
+
+def test_given_commands_then_a_file_or_the_last_line_is_the_result_and_each_has_a_fresh_folder() -> None:
+    here = "import json, os, sys; sample = json.load(open('sample.json')); "
+    printed, filed, silent, failed, absent, daemon = hosted(
+        python(here + "print('words'); print(json.dumps({'reward': sample['x'], 'at': os.getcwd()}))", x=0.25),
+        python(here + "open('result.json', 'w').write('{\"reward\": 1}'); print('{\"reward\": 0}')"),
+        python("print('no JSON')"),
+        python("import sys; print('trouble', file=sys.stderr); sys.exit(3)"),
+        command("/absent/program"),
+        command("bash", "-c", "sleep 60 & echo 1"),
+        purpose="commands",
+    )
+    assert printed["reward"] == 0.25 and not os.path.exists(printed["at"])
+    assert (filed, silent, daemon) == ({"reward": 1}, None, 1)
+    assert failed.reason == "agent_failed" and "ended with 3: trouble" in failed.cause.summary
+    assert absent.reason == "agent_not_started" and "/absent/program" in absent.cause.summary
+
+
+SLEEPERS = "sleep 1234 & sleep 1234"  # a process and its child
+
+
+def running() -> int:
+    count = 0
+    for one in psutil.process_iter():
+        try:
+            count += one.cmdline() == ["sleep", "1234"]
+        except psutil.Error:
+            continue
+    return count
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Fails by the time limit of the test's own clock."""
+    limit_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit_s
+        time.sleep(0.05)
+
+
+def test_given_a_command_whose_session_ends_then_its_process_group_ends_with_it() -> None:
+    async def main() -> None:
+        host = AgentHost.of("commands")
+        task = asyncio.create_task(host.run(command("bash", "-c", SLEEPERS)))
+        await asyncio.to_thread(until, lambda: running() == 2)
+        task.cancel()
+        await asyncio.to_thread(until, lambda: running() == 0)
+        await host.stop()
+
+    asyncio.run(main())
+
+
+WORKER = f"""
+import asyncio
+from recipe.async_dapo.extensions.gateway.agent_host import AgentHost
+start = {{"command": ["bash", "-c", "{SLEEPERS}"], "environment": {{"PATH": "/usr/bin:/bin"}}, "sample": {{}}}}
+
+async def main():
+    await AgentHost.of("commands").run(start)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("victim", ["worker", "host"])
+def test_given_a_worker_or_its_process_of_agents_that_is_killed_then_no_command_is_left(victim: str) -> None:
+    worker = psutil.Popen([sys.executable, "-c", WORKER], stderr=subprocess.DEVNULL)
+    until(lambda: running() == 2)
+    [host] = worker.children()
+    (worker if victim == "worker" else host).send_signal(signal.SIGKILL)
+    until(lambda: running() == 0)
+    worker.wait(timeout=20)
+
+
+def test_what_is_passed_on_is_a_list_of_names() -> None:
+    passed = agent_host.passed_on({"PATH": "a", "LC_ALL": "b", "TOKEN": "c"})
+    assert passed.keys() == {"PATH", "LC_ALL"}

@@ -1,0 +1,420 @@
+"""The vendors' own SDKs against the gateway, over sockets: what clients do, and what becomes of the session's rows."""
+
+import asyncio
+import io
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from recipe.async_dapo.extensions.gateway import server
+
+from ..support.world import ADD, QUESTION, HttpAgent, Life, check_rows, letters, new_group, shown, texts
+
+THOUGHT_AND_CALL = 'hm</think>I add. <tool_call>{"name": "add",  "arguments": {"a":1,"b":2}}</tool_call>'
+RENDERED_CALL = THOUGHT_AND_CALL
+
+
+def openai_client(address: str, key: str, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, **options)
+
+
+def play(agent: HttpAgent, *, n: int = 1, **options: Any) -> Any:
+    """One round of a group; returns (outcome, group, life)."""
+
+    async def main() -> Any:
+        life, group = Life(agent, n=n, http=True, **options), new_group(n)
+        try:
+            outcome = await asyncio.wait_for(life.round(group), 60)
+        finally:
+            await life.end()
+            await (await server.Gateway.at("127.0.0.1")).stop()
+        return outcome, group, life
+
+    return asyncio.run(main())
+
+
+def rows(agent: HttpAgent, *says: str, **options: Any) -> list[str]:
+    """Of one session that ends well."""
+    outcome, group, _ = play(agent, says=texts(*says), **options)
+    assert not outcome.reason, outcome.cause
+    check_rows(group, texts(*says))
+    return shown(group)
+
+
+Ask = Callable[[Any, list[Any]], Awaitable[Any]]
+
+
+async def by_chat(client: Any, messages: list[Any], **more: Any) -> Any:
+    return (await client.chat.completions.create(model="policy", messages=messages, **more)).choices[0].message
+
+
+def test_given_an_agent_of_two_turns_then_both_are_trained_in_one_row_as_they_were_sampled() -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> dict[str, Any]:
+        async with openai_client(address, key) as client:
+            messages = list(sample["raw_prompt"])
+            messages += [await by_chat(client, messages), {"role": "user", "content": "Check."}]
+            assert (await by_chat(client, messages)).content == "two"
+        return {"reward": 1.0, "steps": 2}
+
+    _, group, _ = play(agent, says=texts("one ", "two"))
+    assert shown(group) == ["[one <|im_end|>]\n<|im_start|>u\nCheck.<|im_end|>\n<|im_start|>a\n[two<|im_end|>]"]
+    [output] = group.trajectories[0].outputs
+    assert output.rest.reward_score == 1.0
+    assert output.rest.extra_fields["reward_extra_info"] == {"acc": 1.0, "steps": 2}
+
+
+def echoed(message: Any) -> list[Any]:
+    """A message as different clients send it back."""
+    dumped = message.model_dump(exclude_none=True)
+    call = message.tool_calls[0]
+    turned = dict(reversed(json.loads(call.function.arguments).items()))
+    made = {"id": call.id, "type": "function", "function": {"name": "add", "arguments": json.dumps(turned, indent=1)}}
+    floats = json.dumps({name: float(value) for name, value in turned.items()})
+    without = {key: value for key, value in dumped.items() if key != "reasoning_content"}
+    return [
+        message,
+        dumped,
+        without,
+        without | {"tool_calls": [made]},
+        without | {"tool_calls": [made | {"function": {"name": "add", "arguments": floats}}]},
+        {"role": "assistant", "content": None, "tool_calls": [made]},
+        without | {"content": [{"type": "text", "text": message.content + "\n"}]},
+    ]
+
+
+@pytest.mark.parametrize("form", range(7))
+def test_given_an_answer_that_its_client_writes_anew_when_it_comes_back_then_its_chain_goes_on_as_sampled(form) -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key) as client:
+            messages = list(sample["raw_prompt"])
+            said = await by_chat(client, messages, tools=[ADD])
+            assert (said.content, said.reasoning_content) == ("I add. ", "hm")
+            result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "3"}
+            messages += [echoed(said)[form], result]
+            assert (await by_chat(client, messages, tools=[ADD])).content == "3"
+        return 1.0
+
+    [row] = rows(agent, THOUGHT_AND_CALL, "3")
+    assert row == f"[{RENDERED_CALL}<|im_end|>]\n<|im_start|>t\n3<|im_end|>\n<|im_start|>a\n[3<|im_end|>]"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_given_anthropics_sdk_then_thinking_tools_and_their_results_go_through_one_chain(streams: bool) -> None:
+    tools: Any = [{"name": "add", "description": "adds", "input_schema": ADD["function"]["parameters"]}]
+
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with anthropic.AsyncAnthropic(base_url=address, api_key=key) as client:
+            messages: list[Any] = list(sample["raw_prompt"])
+            asked: dict[str, Any] = {"model": "policy", "max_tokens": 500, "system": "Be short.", "tools": tools}
+
+            async def ask() -> Any:
+                if not streams:
+                    return await client.messages.create(messages=messages, **asked)
+                async with client.messages.stream(messages=messages, **asked) as stream:
+                    return await stream.get_final_message()
+
+            said = await ask()
+            assert [block.type for block in said.content] == ["thinking", "text", "tool_use"]
+            assert said.stop_reason == "tool_use" and said.content[2].input == {"a": 1, "b": 2}
+            result = {"type": "tool_result", "tool_use_id": said.content[2].id, "content": "3"}
+            messages += [{"role": "assistant", "content": said.content}, {"role": "user", "content": [result]}]
+            assert (await ask()).content[0].text == "3"
+        return 1.0
+
+    [row] = rows(agent, THOUGHT_AND_CALL, "3")
+    assert row == f"[{RENDERED_CALL}<|im_end|>]\n<|im_start|>t\n3<|im_end|>\n<|im_start|>a\n[3<|im_end|>]"
+
+
+def test_given_a_streaming_client_then_its_helper_puts_text_calls_usage_and_reasoning_together() -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key) as client:
+            asked: dict[str, Any] = {"model": "policy", "messages": sample["raw_prompt"], "tools": [ADD]}
+            usage: dict[str, Any] = {"stream_options": {"include_usage": True}}
+            async with client.chat.completions.stream(**asked, **usage) as stream:
+                whole = await stream.get_final_completion()
+        assert whole.choices[0].message.content == "I add. " and whole.choices[0].finish_reason == "tool_calls"
+        assert json.loads(whole.choices[0].message.tool_calls[0].function.arguments) == {"a": 1, "b": 2}
+        assert whole.usage is not None and whole.usage.completion_tokens == len(THOUGHT_AND_CALL) - 6
+        return 1.0
+
+    assert len(rows(agent, THOUGHT_AND_CALL)) == 1
+
+
+def test_given_a_call_that_cannot_be_parsed_then_it_is_the_answers_text() -> None:
+    broken = '<tool_call>{"name": "add", "argu</tool_call> rest'
+
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key) as client:
+            said = await by_chat(client, sample["raw_prompt"], tools=[ADD])
+        assert said.content == broken and not said.tool_calls
+        return 1.0
+
+    rows(agent, broken)
+
+
+@pytest.mark.parametrize("vendor", ["openai", "openai stream", "openai blocking", "anthropic", "anthropic stream"])
+def test_given_a_client_with_a_shorter_limit_than_an_answer_takes_then_it_has_its_answer_without_asking_again(
+    vendor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PING_S", 0.1)
+    limits: dict[str, Any] = {"timeout": 0.4, "max_retries": 0}
+
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        asked: dict[str, Any] = {"model": "policy", "messages": sample["raw_prompt"]}
+        if vendor == "openai blocking":
+            with openai.OpenAI(base_url=f"{address}/v1", api_key=key, **limits) as blocking:
+                said = await asyncio.to_thread(blocking.chat.completions.create, **asked)
+            text = said.choices[0].message.content
+        elif vendor.startswith("openai"):
+            async with openai_client(address, key, **limits) as client:
+                said = await client.chat.completions.create(**asked, stream=vendor == "openai stream")
+                if vendor == "openai":
+                    text = said.choices[0].message.content
+                else:
+                    text = "".join([chunk.choices[0].delta.content or "" async for chunk in said])
+        else:
+            async with anthropic.AsyncAnthropic(base_url=address, api_key=key, **limits) as claude:
+                async with claude.messages.stream(max_tokens=99, **asked) as stream:
+                    text = (await stream.get_final_message()).content[0].text
+                if vendor == "anthropic":
+                    text = (await claude.messages.create(max_tokens=98, **asked)).content[0].text
+        assert text == "a" * 20
+        return 1.0
+
+    outcome, _, life = play(agent, says=texts("a" * 20), token_s=0.05)
+    assert not outcome.reason, outcome.cause
+    assert life.boxes[0].session.counts["resent"] == 0 and life.boxes[0].session.counts["pings"] > 3
+
+
+@pytest.mark.parametrize("pings", [False, True])
+def test_given_a_client_that_gives_up_and_asks_again_then_it_joins_its_request_and_the_answer_is_sampled_once(
+    pings: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the SDK's retries its limit is one on the whole call, which no ping stops, and nothing says that it asks
+    again."""
+    monkeypatch.setattr(server, "PING_S", 0.1 if pings else 60.0)
+
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key, timeout=0.3, max_retries=9 if not pings else 0) as client:
+            for _ in range(9):
+                try:
+                    asked = by_chat(client, sample["raw_prompt"])
+                    said = await (asyncio.wait_for(asked, 0.3) if pings else asked)
+                except TimeoutError:
+                    continue
+                assert said.content == "a" * 20
+                return 1.0
+        raise AssertionError("no answer")
+
+    outcome, group, life = play(agent, says=texts("a" * 20), token_s=0.05)
+    assert not outcome.reason, outcome.cause
+    assert life.server.requests == 1 and life.boxes[0].session.counts["resent"] >= 1
+    assert len(group.trajectories[0].outputs) == 1
+
+
+def test_given_sub_agents_and_samples_side_by_side_then_each_chain_is_a_row_and_a_shared_turn_trains_once() -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key) as client:
+            messages = list(sample["raw_prompt"])
+            first = await by_chat(client, messages)
+
+            async def sub(number: int) -> None:
+                own: list[Any] = [{"role": "system", "content": "Help."}, {"role": "user", "content": f"Part {number}"}]
+                own += [await by_chat(client, own), {"role": "user", "content": "Go on."}]
+                await by_chat(client, own)
+
+            await asyncio.gather(*[sub(number) for number in range(3)])
+            said = [await by_chat(client, [*messages, first, {"role": "user", "content": way}]) for way in "ab"]
+            assert len(said) == 2
+        return 1.0
+
+    outcome, group, life = play(agent)
+    assert not outcome.reason, outcome.cause
+    check_rows(group)
+    outputs = group.trajectories[0].outputs
+    assert len(outputs) == 5, "three sub-agents, and two ways on from the first answer"
+    trained = sum(sum(output.response_mask) for output in outputs)
+    assert trained == sum(len(tokens) for tokens in life.server.generated.values()), "each turn once"
+    assert all(output.rest.reward_score == 1.0 for output in outputs)
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "presence_penalty": {"presence_penalty": 0.5},
+    "logit_bias": {"logit_bias": {"5": 1}},
+    "response_format": {"response_format": {"type": "json_object"}},
+    "n must be 1": {"n": 2},
+    "tool_choice": {"tools": [ADD], "tool_choice": "required"},
+    "image_url": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+    "cannot be begun": {"messages": [*QUESTION, {"role": "assistant", "content": "It is"}]},
+    "positive number": {"max_tokens": 0},
+    "not understood": {"messages": [{"content": "no role"}]},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_given_a_request_that_cannot_be_served_then_its_agent_is_told_why_and_may_go_on(what: str) -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key) as client:
+            asked: dict[str, Any] = {"model": "policy", "messages": sample["raw_prompt"]} | REFUSED[what]
+            with pytest.raises(openai.BadRequestError, match=what):
+                await client.chat.completions.create(**asked)
+            await by_chat(client, sample["raw_prompt"], temperature=0.1, seed=3)
+        return 0.0
+
+    rows(agent, "yes")
+
+
+def test_given_a_context_that_is_full_then_the_agent_is_told_so_and_may_compact_into_a_new_chain() -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key) as client:
+            messages: list[Any] = [*sample["raw_prompt"]]
+            messages += [await by_chat(client, messages), {"role": "user", "content": "y" * 4990}]
+            with pytest.raises(openai.BadRequestError) as refused:
+                await by_chat(client, messages)
+            assert refused.value.code == "context_length_exceeded"
+            await by_chat(client, [{"role": "user", "content": "In short: " + "x" * 1500}])
+        return 0.0
+
+    outcome, group, life = play(agent, says=letters)
+    assert not outcome.reason, outcome.cause
+    check_rows(group)
+    assert len(group.trajectories[0].outputs) == 2
+    assert life.boxes[0].session.conversation.new_chains == {"other_history": 1}
+
+
+def test_given_a_limit_a_stop_string_or_log_probs_then_they_act() -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key) as client:
+            chat = client.chat.completions
+            asked: dict[str, Any] = {"model": "policy", "messages": sample["raw_prompt"]}
+            cut = (await chat.create(**asked, max_tokens=3)).choices[0]
+            assert (cut.message.content, cut.finish_reason) == ("a b", "length")
+            stopped = (await chat.create(**asked, stop="STOP", logprobs=True)).choices[0]
+            assert (stopped.message.content, stopped.finish_reason) == ("a b ", "stop")
+            told = [(one.token, one.logprob) for one in stopped.logprobs.content]
+            assert told[0][0] == "a" and all(log_prob < 0 for _, log_prob in told)
+        return 0.0
+
+    outcome, *_ = play(agent, says=texts("a b STOP"))
+    assert not outcome.reason, outcome.cause
+
+
+def test_given_stop_strings_with_drafts_then_the_agent_is_told_and_training_goes_on() -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key) as client:
+            with pytest.raises(openai.BadRequestError, match="does not go with drafts"):
+                await by_chat(client, sample["raw_prompt"], stop=["x"])
+            await by_chat(client, sample["raw_prompt"])
+        return 0.0
+
+    outcome, *_ = play(agent, says=texts("yes"), drafts=True)
+    assert not outcome.reason, outcome.cause
+
+
+def test_given_other_keys_paths_and_bodies_then_nothing_of_a_session_is_told() -> None:
+    import aiohttp
+
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        chat = f"{address}/v1/chat/completions"
+        body: dict[str, Any] = {"model": "policy", "messages": sample["raw_prompt"]}
+        async with aiohttp.ClientSession() as client:
+
+            async def status(path: str, given: str, **what: Any) -> int:
+                headers = {"Authorization": f"Bearer {given}"}
+                async with client.post(path, headers=headers, **what) as response:
+                    assert key not in await response.text()
+                    return response.status
+
+            for wrong in ("", "sk-", key[:-1], key + "x", key.upper()):
+                assert await status(chat, wrong, json=body) == 401
+            for path in ("/", "/v1/chat", "/admin", "/v1/responses/1", "/sessions"):
+                assert await status(address + path, key, json=body) == 404
+            assert await status(chat, key, data=b"{") == 400
+            assert await status(chat, key, json=[body]) == 400
+            assert await status(chat, key, data=io.BytesIO(b" " * (server.MOST_BYTES + 1))) == 413
+            async with client.get(f"{address}/v1/models", headers={"x-api-key": key}) as response:
+                assert [model["id"] for model in (await response.json())["data"]] == ["policy"]
+            assert await status(f"{address}/reward", key, json={"reward": 0.25}) == 200
+            assert await status(chat, key, json=body) == 200
+        return 1.0
+
+    outcome, group, _ = play(agent, says=texts("yes"))
+    assert not outcome.reason, outcome.cause
+    assert group.trajectories[0].outputs[-1].rest.reward_score == 0.25, "what is posted counts before what is returned"
+
+
+async def nothing(address: str, key: str, sample: dict[str, Any]) -> float:
+    return 1.0
+
+
+async def crashes(address: str, key: str, sample: dict[str, Any]) -> None:
+    async with openai_client(address, key) as client:
+        await by_chat(client, QUESTION)
+    raise KeyError("oops")
+
+
+async def hangs(address: str, key: str, sample: dict[str, Any]) -> None:
+    async with openai_client(address, key) as client:
+        await by_chat(client, QUESTION)
+    await asyncio.sleep(60)
+
+
+async def says_nothing(address: str, key: str, sample: dict[str, Any]) -> str:
+    async with openai_client(address, key) as client:
+        await by_chat(client, QUESTION)
+    return "done"
+
+
+async def asks_for_what_it_does_not_get(address: str, key: str, sample: dict[str, Any]) -> None:
+    async with openai_client(address, key) as client:
+        while True:
+            try:
+                await by_chat(client, QUESTION, n=2)
+            except openai.BadRequestError:
+                continue
+
+
+async def gives_up(address: str, key: str, sample: dict[str, Any]) -> float:
+    """It ends while its second request is open."""
+    async with openai_client(address, key, timeout=0.2, max_retries=0) as client:
+        messages = [*QUESTION, await by_chat(client, QUESTION), {"role": "user", "content": "And then?"}]
+        with pytest.raises(openai.APITimeoutError):
+            await by_chat(client, messages)
+    return 1.0
+
+
+Case = tuple[HttpAgent, dict[str, Any], str, float | None]
+FAILURES: dict[str, Case] = {
+    "asks nothing": (nothing, {}, "agent_without_turn", None),
+    "asks nothing, and failures score 0": (nothing, {"on_failure": "score_zero"}, "agent_without_turn", None),
+    "crashes": (crashes, {}, "generation_error", None),
+    "is silent": (hangs, {"silence_s": 0.5}, "agent_silent", None),
+    "is late": (hangs, {"time_limit_s": 0.5}, "agent_timeout", None),
+    "is late, and what there is counts": (hangs, {"time_limit_s": 0.5, "on_time_limit": "score"}, "", 0.0),
+    "is late, and failures score 0": (hangs, {"time_limit_s": 0.5, "on_failure": "score_zero"}, "", 0.0),
+    "has no result": (says_nothing, {}, "agent_without_result", None),
+    "leaves the reward to the function": (says_nothing, {"reward": "function"}, "", 0.5),
+    "is refused again and again": (asks_for_what_it_does_not_get, {}, "agent_refused", None),
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_given_an_agent_that_fails_then_its_reason_is_counted_and_it_never_counts_as_a_zero_unasked(what: str) -> None:
+    agent, options, reason, score = FAILURES[what]
+    outcome, group, _ = play(agent, says=texts("yes"), **options)
+    assert outcome.reason == reason, outcome.cause
+    if score is not None:
+        assert group.trajectories[0].outputs[-1].rest.reward_score == score
+
+
+def test_given_an_agent_that_ends_before_its_reply_then_that_turn_is_in_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "PING_S", 60.0)
+    outcome, group, life = play(gives_up, says=texts("a", "b" * 40))
+    assert not outcome.reason, outcome.cause
+    assert shown(group) == ["[a<|im_end|>]"]
+    sampled = sum(len(tokens) for tokens in life.server.generated.values())
+    assert sampled > 2, "the engine had begun"

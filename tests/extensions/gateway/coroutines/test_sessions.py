@@ -1,0 +1,179 @@
+"""Sessions in virtual time: whatever stops, is lost or killed, rows are what the model said, and nothing is lost."""
+
+import asyncio
+import logging
+from random import Random
+from typing import Any
+
+import pytest
+
+from recipe.async_dapo.core.outcome import KnownPlaces
+from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.extensions.gateway import black_box
+from recipe.async_dapo.extensions.gateway.messages import Request
+from recipe.async_dapo.extensions.gateway.session import Session
+
+from ....support.rollout_world import reread
+from ..support.world import QUESTION, TOKENIZER, Life, check_rows, new_group, rows_of, shown
+
+EPISODES = 24  # of 500 with --nightly
+
+
+async def ask(session: Session, messages: list[Any]) -> dict[str, Any]:
+    exchange = await session.ask(Request(messages=messages))
+    session.delivered(exchange)
+    return exchange.reply.result().message
+
+
+def turn(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+async def talker(session: Session, sample: dict[str, Any]) -> float:
+    """Three turns, with tools of half a second in between."""
+    messages = [*QUESTION, turn(str(sample["session_id"]))]
+    for number in range(3):
+        messages += [await ask(session, messages), turn(f"go {number}")]
+        await asyncio.sleep(0.5)
+    return float(sample["session_id"] % 2)
+
+
+async def branching(session: Session, sample: dict[str, Any]) -> float:
+    """Sub-agents side by side, which begin in any order and take any time; one of them branches; then a last word."""
+    chance = Random()
+    messages = [*QUESTION, turn(str(sample["session_id"]))]
+    first = await ask(session, messages)
+
+    async def sub(number: int) -> None:
+        own: list[Any] = [turn(f"part {number} of {sample['session_id']}")]
+        for step in range(2):
+            await asyncio.sleep(chance.uniform(0.0, 0.5))
+            own += [await ask(session, own), turn(f"step {step}")]
+        if number == 1:
+            await ask(session, [*own[:2], turn("other words")])
+
+    async with asyncio.TaskGroup() as subs:
+        for number in chance.sample(range(3), 3):
+            subs.create_task(sub(number))
+    await ask(session, [*messages, first, turn("so?")])
+    return float(sample["session_id"] % 2)
+
+
+AGENTS = {"talker": (talker, 1), "branching": (branching, 5)}
+
+
+async def finished(life: Life, group: PromptGroup) -> list[Any]:
+    outcome = await life.round(group)
+    assert outcome is not None and not outcome.reason, outcome and outcome.cause
+    check_rows(group)
+    await life.end()
+    return rows_of(group)
+
+
+@pytest.mark.parametrize("episode", range(EPISODES))
+@pytest.mark.parametrize("name", AGENTS)
+async def test_given_stops_losses_and_kills_then_rows_are_as_without_them_and_each_turn_is_sampled_once(
+    name: str, episode: int
+) -> None:
+    agent, chains = AGENTS[name]
+    random, whole = Random(episode), new_group()
+    expected = await finished(Life(agent), whole)
+    group, life = new_group(), Life(agent)
+    for _ in range(200):
+        if await life.round(group, random.uniform(0.01, 1.5)) is not None:
+            break
+        assert life.diverged_tok == 0
+        what = random.choice(["kept", "kept", "parked", "lost", "killed"])
+        if what == "parked":
+            group = group.take_tokens()
+        if what in ("lost", "killed"):
+            await life.end()
+        if what == "killed":
+            group = reread(group)
+            life = Life(agent, version=life.server.global_steps)
+        await asyncio.sleep(random.uniform(0.0, 1.0))
+    check_rows(group)
+    assert rows_of(group) == expected
+    assert [len(trajectory.outputs) for trajectory in group.trajectories] == [chains] * 4
+    sampled_tok = sum(trajectory.generated_tok for trajectory in group.trajectories)
+    assert sampled_tok == sum(trajectory.generated_tok for trajectory in whole.trajectories)
+    await life.end()
+
+
+async def test_given_the_round_stops_in_a_turn_then_its_request_stays_open_and_has_tokens_of_two_versions() -> None:
+    group, life = new_group(), Life(talker)
+    assert await life.round(group, 0.1) is None
+    await asyncio.sleep(30)
+    await finished(life, group)
+    assert all(len(box.session.counts) and box.session.counts["requests"] == 3 for box in life.boxes)
+    assert len(life.boxes) == 4, "no agent was started again"
+    assert any(len(output.stamps) > 1 for trajectory in group.trajectories for output in trajectory.outputs)
+
+
+async def test_given_many_sessions_then_all_are_kept_whatever_the_limit_of_kept_loops() -> None:
+    group, life = new_group(), Life(talker, most=1)
+    for _ in range(99):
+        if await life.round(group, 0.3) is not None:
+            break
+        await asyncio.sleep(1)
+    assert len(life.boxes) == 4
+    await life.end()
+
+
+async def test_given_discard_then_agents_end_with_the_round() -> None:
+    group, life = new_group(), Life(talker, most=0)
+    assert await life.round(group, 0.3) is None
+    assert all(task.get_name() != "agent" for task in asyncio.all_tasks())
+
+
+def clock(ticks: list[int]) -> Any:
+    async def agent(session: Session, sample: dict[str, Any]) -> float:
+        messages = [turn(f"who are you? time {len(ticks)}")]
+        for _ in range(3):
+            ticks.append(0)
+            messages += [await ask(session, messages), turn(f"go on. time {len(ticks)}")]
+            await asyncio.sleep(0.3)
+        return 1.0
+
+    return agent
+
+
+@pytest.mark.parametrize("ignored", [[], [r"time \d+"]])
+async def test_given_a_time_in_the_prompt_when_its_agent_runs_again_then_it_goes_on_if_times_are_ignored(
+    ignored: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(black_box, "_logged", KnownPlaces())
+    caplog.set_level(logging.WARNING)
+    group, ticks, lost_tok = new_group(1), list[int](), 0
+    for rounds in range(9):
+        life = Life(clock(ticks), n=1, version=rounds, ignored=ignored)
+        is_ended = await life.round(group, 0.5 if rounds < 4 else None) is not None
+        lost_tok += life.diverged_tok
+        await life.end()
+        if is_ended:
+            break
+        group = reread(group)
+    check_rows(group)
+    assert (lost_tok == 0) == bool(ignored)
+    if not ignored:
+        assert "has asked for something else when it ran again" in caplog.text and "time" in caplog.text
+    else:
+        assert "time 0" in shown_prompt(group), "the first words stay"
+
+
+def shown_prompt(group: PromptGroup) -> str:
+    return TOKENIZER.decode(group.trajectories[0].outputs[0].prompt_ids)
+
+
+async def test_given_a_session_then_it_waits_in_calls_while_its_agent_is_busy_and_goes_on_when_it_asks() -> None:
+    async def slow(session: Session, sample: dict[str, Any]) -> float:
+        messages = [*QUESTION]
+        messages += [await ask(session, messages), turn("more")]
+        await asyncio.sleep(20)
+        await ask(session, messages)
+        return 1.0
+
+    group, life = new_group(1), Life(slow, n=1)
+    await finished(life, group)
+    assert [event.name for event in life.events] == ["WAITS", "GOES_ON", "GENERATED"]
+    assert shown(group)[0].count("[") == 2

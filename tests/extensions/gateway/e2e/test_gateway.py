@@ -1,0 +1,95 @@
+"""Agents through the gateway on the real stack, beside loops written inside, killed once and resumed: the same rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from recipe.async_dapo.record.keys import FRESH_K3_KL
+
+from ....support.harness import ROOT, Run, ledger_closes, overrides_of, train
+from ..support.half_and_half import DIARY
+
+STEPS, KILLED_STEP = 4, 3
+K3_NATS = 1e-6
+LOOPS = """
+- name: half_and_half
+  _target_: tests.extensions.gateway.support.half_and_half.HalfAndHalf
+  agent: tests.extensions.gateway.support.agents:three_turns
+"""
+OVERRIDES = (
+    "trainer.save_freq=1",
+    "trainer.resume_mode=auto",
+    "data.train_batch_size=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.actor.optim.lr=0",  # what is greedy comes out alike under every version
+    "async_dapo.importance_sampling=decoupled",
+    "async_dapo.over_sampling_batch_size=16",
+    "async_dapo.rollout_pool_size=128",
+    "actor_rollout_ref.rollout.agent.default_agent_loop=half_and_half",
+)
+
+
+@pytest.fixture(scope="module")
+def run(assets, tmp_path_factory) -> Run:
+    folder = tmp_path_factory.mktemp("gateway")
+    (folder / "loops.yaml").write_text(LOOPS)
+    overrides = (*OVERRIDES, f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder}/loops.yaml")
+    life = {"strategy": "partial", "overrides": overrides, "environment": {DIARY: str(folder / "diary.jsonl")}}
+    train(assets, folder, steps=STEPS, kill_at=KILLED_STEP, **life)
+    return train(assets, folder, steps=STEPS, **life)
+
+
+@pytest.fixture(scope="module")
+def notes(run) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(run.folder, "diary.jsonl").read_text().splitlines()]
+
+
+def test_given_agents_through_the_gateway_then_steps_train_and_nothing_is_lost(run) -> None:
+    assert len(run.steps) == STEPS and all(map(ledger_closes, run.steps))
+    assert sum(run.metric("async_dapo/ledger/failed")) == 0
+    assert sum(run.metric("async_dapo/partial/diverged_tokens")) == 0
+    k3s = [step[FRESH_K3_KL] for step in run.steps if FRESH_K3_KL in step]
+    assert k3s and max(map(abs, k3s)) < K3_NATS, k3s
+
+
+def test_given_the_same_agent_inside_and_outside_then_ids_mask_and_log_probs_are_the_same(notes) -> None:
+    inside = {tuple(note["rows"][0]["prompt"]): whole(note["rows"][0]) for note in notes if note["kind"] % 2 == 0}
+    compared = dict.fromkeys((1, 3, 5, 7), 0)
+    for note in notes:
+        [row] = note["rows"]
+        if note["kind"] in compared and tuple(row["prompt"]) in inside:
+            assert whole(row) == inside[tuple(row["prompt"])], note["kind"]
+            compared[note["kind"]] += 1
+    assert min(compared.values()) >= 4, compared
+
+
+def whole(row: dict[str, Any]) -> tuple[list[int], list[int], list[float]]:
+    """Without what an agent was told last and did not come to answer."""
+    end = len(row["mask"]) - row["mask"][::-1].index(1)
+    return row["response"][:end], row["mask"][:end], row["log_probs"][:end]
+
+
+def test_given_rounds_that_stop_in_turns_and_a_kill_then_requests_go_on_under_other_weights(notes) -> None:
+    outside = [note for note in notes if note["kind"] % 2]
+    assert any(len(versions) > 1 for note in outside for versions in note["spans"]), "no turn has two versions"
+    lives = sorted({note["pid"] for note in notes})
+    assert len(lives) >= 2
+    second = [note for note in outside if note["pid"] != outside[0]["pid"]]
+    assert any(min(versions) < KILLED_STEP - 1 for note in second for versions in note["spans"]), "all began after it"
+
+
+def test_given_workers_that_were_killed_then_no_process_of_an_agent_is_left() -> None:
+    left = [one.cmdline() for one in psutil.process_iter() if "gateway.agent_program" in " ".join(one.cmdline())]
+    assert not left
+
+
+@pytest.mark.nightly
+def test_given_the_example_when_trained_then_every_step_has_rewards_of_its_agents(assets, tmp_path) -> None:
+    words = [word.replace("=examples/", f"={ROOT}/examples/") for word in overrides_of("agent_program")]
+    run = train(assets, tmp_path / "run", steps=2, strategy="partial", overrides=words)
+    assert len(run.steps) == 2 and all(map(ledger_closes, run.steps))
+    assert all(sessions > 0 for sessions in run.metric("async_dapo/gateway/sessions"))
+    assert sum(run.metric("async_dapo/gateway/failed_sessions")) == 0

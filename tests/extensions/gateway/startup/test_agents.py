@@ -1,0 +1,81 @@
+"""An agent's entry, and the model's chat template, before a cluster starts."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.extensions.gateway.options import AgentOptions
+from recipe.async_dapo.extensions.gateway.start_up import _check_command, _check_function
+from recipe.async_dapo.extensions.gateway.template import TemplateFinding, tried
+
+from ..support.world import TEMPLATE, TOKENIZER
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "neither": ({}, "agent=None: name either agent, a function, or command"),
+    "both": ({"agent": "a:b", "command": ["c"]}, "name either"),
+    "no function": ({"agent": "module.function"}, "must be module:function"),
+    "no list": ({"command": "bash solve.sh"}, "must be a list of words"),
+    "unknown": ({"agent": "a:b", "timeout": 3}, "timeout=3: unknown option; known: agent"),
+    "choice": ({"agent": "a:b", "on_failure": "zero"}, "on_failure=zero: must be one of drop_group, score_zero"),
+    "limit": ({"agent": "a:b", "silence_s": 0}, "silence_s=0: must be a positive number"),
+    "pattern": ({"agent": "a:b", "ignored": ["("]}, "must be a regular expression"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_given_an_entry_that_cannot_work_then_it_is_refused_by_key_value_and_remedy(what: str) -> None:
+    values, text = REFUSED[what]
+    with pytest.raises(ConfigError) as refused:
+        AgentOptions.of(values)
+    assert text in str(refused.value)
+
+
+def test_given_an_agent_that_cannot_be_started_then_start_up_says_so() -> None:
+    for check, name, text in (
+        (_check_function, "absent_module:run", "cannot be loaded: ModuleNotFoundError"),
+        (_check_function, "json:absent", "cannot be loaded: AttributeError"),
+        (_check_function, "json:__name__", "is no function"),
+        (_check_command, "absent-program", "is not found"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            check(name)
+        assert text in str(refused.value)
+    _check_function("json:loads")
+    _check_command("bash")
+
+
+def finding(template: str, model_type: str = "qwen3") -> TemplateFinding:
+    tokenizer = deepcopy(TOKENIZER)
+    tokenizer.chat_template = template
+    builder = create_continuous_token_builder(
+        tokenizer, hf_model_type=model_type, chat_template_kwargs={}, mm_processor_kwargs={}, processor=None
+    )
+    return tried(builder, tokenizer)
+
+
+def test_given_a_template_and_builder_that_agree_then_nothing_differs() -> None:
+    assert finding(TEMPLATE) == TemplateFinding(has_text_arguments=False, refuses="", differences={})
+
+
+def test_given_a_family_without_a_builder_of_its_own_then_the_lost_newline_is_named() -> None:
+    found = finding(TEMPLATE, "unheard_of")
+    assert found.differences.keys() == {"a tool's result", "a user's message"}
+    assert all("\\n" in difference for difference in found.differences.values())
+
+
+def test_given_a_template_that_wants_arguments_as_text_or_has_no_calls_then_that_is_found() -> None:
+    as_text = TEMPLATE.replace("c.function.arguments | tojson", "'' + c.function.arguments")
+    assert finding(as_text).has_text_arguments and not finding(as_text).refuses
+    without = "{% if m.tool_calls %}{{ raise_exception('no tools') }}{% endif %}"
+    refusing = TEMPLATE.replace("{{ m['content'] }}", without + "{{ m['content'] }}")
+    assert "no tools" in finding(refusing).refuses and not finding(refusing).differences
+
+
+def test_given_a_template_that_rewrites_earlier_turns_then_it_is_named() -> None:
+    trimmed = TEMPLATE.replace("{{ m['content'] }}", "{{ m['content'] if loop.last else m['content'] | upper }}")
+    assert "a chain has" in str(finding(trimmed).differences) or "cannot be appended" in str(
+        finding(trimmed).differences
+    )
