@@ -1,21 +1,24 @@
-"""Checks a run before it is started: `python -m recipe.async_dapo.check <hydra overrides>`; exit status 1 if it is bad.
+"""Checks a run before it is started: `python -m recipe.async_dapo.check KEY=VALUE ...`; exit status 1 if it is bad.
 
-The checks are those of every start. All of them run, so that several mistakes are found at once; Ray does not.
+Give it what the run is given: its overrides, and --config-dir and --config-name where it has a yaml of its own. The
+checks are those of every start. All of them run, so that several mistakes are found at once; Ray does not.
 """
 
+import logging
 import sys
 import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 
 from omegaconf import DictConfig
 
 from .config.values import ConfigError
-from .startup.overrides import compose_overrides
-from .startup.preflight import Finding, findings
+from .startup.overrides import CommandLine, compose_what_is_right
+from .startup.preflight import NOT_TRIED, OPTIONS, Finding, findings
 
 WIDTH = 110
 
@@ -35,20 +38,28 @@ def main(
         The exit status: 0 good, 1 bad, 2 for what is no override.
     """
     began_s = time.perf_counter()
-    if flags := [argument for argument in arguments if argument.startswith("-")]:
+    if not arguments or {"-h", "--help"} & set(arguments):
         _say(f"{__doc__}")
-        return 0 if set(flags) <= {"-h", "--help"} else 2
+        return 0 if arguments else 2
     try:
-        config = compose_overrides(arguments, base)
+        line = CommandLine.of(arguments)
+        _refuse_flags(line)
     except ConfigError as error:
-        _show(Finding(name="overrides", error=error))
-        return 1
-    failed = 0
-    for finding in _quietly(findings(config)):
+        _show(Finding(name="command line", error=error))
+        return 2
+    with quiet():
+        config, errors = compose_what_is_right(replace(line, overrides=(*base, *line.overrides)))
+    for wrong in errors:
+        _show(Finding(name="overrides", error=wrong))
+    failed, last = len(errors), ""
+    for finding in _quietly(findings(config)) if config is not None else ():
         _show(finding)
         failed += finding.error is not None
+        last = finding.name
+    if last in ("", OPTIONS):
+        _say("The other checks need right options: correct these, and check again.")
     spent = f"{time.perf_counter() - began_s:.1f} s"
-    if failed:
+    if failed or config is None:
         _say(f"\n{failed} of the checks failed ({spent}); each line says what to do.")
         return 1
     try:
@@ -62,11 +73,29 @@ def main(
     return 0
 
 
-def _quietly(checks: Iterator[Finding]) -> Iterator[Finding]:
-    """What verl prints and warns of while it is asked is left out."""
-    while True:
+def _refuse_flags(line: CommandLine) -> None:
+    for flag in line.others:
+        if flag in ("-m", "--multirun"):
+            raise ConfigError(flag, "<given>", "trains several runs, one after the other; check one of them at a time")
+        raise ConfigError(flag, "<given>", "is no flag of check; it takes --config-dir and --config-name")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What verl prints, logs and warns of while it is asked is left out."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
         with redirect_stdout(StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _quietly(checks: Iterator[Finding]) -> Iterator[Finding]:
+    while True:
+        with quiet():
             finding = next(checks, None)
         if finding is None:
             return
@@ -74,7 +103,7 @@ def _quietly(checks: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def _show(finding: Finding) -> None:
-    sign = "ok  " if finding.error is None else "BAD "
+    sign = "BAD " if finding.error is not None else "--  " if finding.note.startswith(NOT_TRIED) else "ok  "
     what = finding.note if finding.error is None else str(finding.error)
     _say(f"{sign} {finding.name:<22} {what}".rstrip())
 

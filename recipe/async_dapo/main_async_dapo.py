@@ -1,5 +1,6 @@
 """Entry point: `python -m recipe.async_dapo.main_async_dapo <hydra overrides>`."""
 
+import os
 import shlex
 import signal
 import sys
@@ -20,7 +21,7 @@ from .runtime.interruption import interruptible, noted_step
 from .runtime.launch import note_launch
 from .runtime.logs import last_line, log_phase, note_start, show_logs
 from .runtime.verl_version import check_versions
-from .startup.overrides import show_usage
+from .startup.overrides import explained_overrides, show_usage
 from .startup.preflight import check_all
 
 MODULE = f"{__package__}.main_async_dapo"
@@ -30,9 +31,11 @@ def main(module: str = MODULE) -> None:
     """Check everything that can be checked, then train with verl on Ray."""
     show_usage(sys.argv[1:], module=module, about="Trains.")
     collect_cycles_rarely()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises what it would print
     with explained():
         check_versions()  # before Hydra reads verl's own configuration
-    _run()
+        with explained_overrides(sys.argv[1:]):
+            _run()
 
 
 @hydra.main(config_path=str(CONFIG_FOLDER), config_name=CONFIG_NAME, version_base=None)

@@ -1,6 +1,6 @@
 """Checks a run as the recipe does, then says what its GPUs have to hold.
 
-`python -m recipe.async_dapo_lab.check <hydra overrides>`
+`python -m recipe.async_dapo_lab.check KEY=VALUE ...`
 """
 
 import sys

@@ -7,7 +7,7 @@ import sys
 
 from ..async_dapo import main_async_dapo
 from ..async_dapo.config.values import ConfigError
-from ..async_dapo.startup.overrides import compose_overrides
+from ..async_dapo.startup.overrides import CommandLine, compose_what_is_right
 from .own_ray import end_ray_with_this_process, prepare_own_ray
 from .report.write import report_the_end
 
@@ -25,13 +25,13 @@ def main() -> None:
 
 def _report(arguments: list[str]) -> None:
     """Of a run that came to a step; Hydra's own flags (`--cfg job`) and overrides that are refused train nothing."""
-    if any(argument.startswith("-") for argument in arguments):
-        return
     try:
-        config = compose_overrides(arguments)
+        line = CommandLine.of(arguments)
     except ConfigError:
         return  # the training has said so
-    report_the_end(config.async_dapo.report_dir)
+    config, errors = (None, []) if line.others else compose_what_is_right(line)
+    if config is not None and not errors:
+        report_the_end(config.async_dapo.report_dir)
 
 
 if __name__ == "__main__":

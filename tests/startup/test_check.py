@@ -2,11 +2,11 @@
 
 import os
 import re
+import subprocess
 import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from subprocess import run as run_command
 
 import pytest
 
@@ -33,6 +33,7 @@ def test_given_a_good_run_when_checked_then_every_check_has_a_line_and_the_run_i
     config = compose_overrides(valid_overrides(files))
     assert [line[5:27].strip() for line in shown if line.startswith("ok ")] == [
         "versions",
+        "keys",
         "async_dapo options",
         *checks_of(config, AsyncDAPOConfig.from_hydra(config)),
     ]
@@ -50,21 +51,22 @@ def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(r
         "verl's options": [f"{ROLLOUT}top_p=0.9", "data.truncation=left"],
         "options together": ["algorithm.adv_estimator=grop", "trainer.logger=[wandbb]", "trainer.critic_warmup=5"],
         "vLLM's arguments": [f"++{ROLLOUT}engine_kwargs.vllm.{name}" for name in ("max_model_len=48", "dtyp=fp8")],
-        "verl's own checks": [f"{ACTOR}loss_agg_mode=mean", f"++{ROLLOUT}temprature=0.7"],
+        "keys": ["+trainer.save_freqq=2", f"++{ROLLOUT}temprature=0.7"],
+        "verl's own checks": [f"{ACTOR}loss_agg_mode=mean"],
         "output folders": [f"trainer.{name}_data_dir={tmp_path}/file/out" for name in ("rollout", "validation")],
     }
     (tmp_path / "file").touch()
     config = run(*(override for overrides in mistakes.values() for override in overrides))
     found = Counter(finding.name for finding in findings(config) if finding.error is not None)
     assert {kind: found[kind] for kind in mistakes} == {kind: len(overrides) for kind, overrides in mistakes.items()}
-    with pytest.raises(ConfigError, match=r"rollout\.top_p=0\.9"):  # a training ends with the first
+    with pytest.raises(ConfigError, match=r"rollout\.temprature=0\.7: "):  # a training ends with the first
         check_all(config)
 
 
 def test_given_several_wrong_numbers_when_checked_then_each_has_a_line_and_no_check_reckons_with_them(run):
     wrong = ("data.train_batch_size=no", "trainer.test_freq=abc", f"{ACTOR}optim.lr=-1", f"{ROLLOUT}max_num_seqs=0")
     found = list(findings(run(*wrong)))
-    assert {finding.name for finding in found} == {"versions", "async_dapo options"}
+    assert {finding.name for finding in found} == {"versions", "keys", "async_dapo options"}
     assert sorted(str(one.error).partition(":")[0] for one in found if one.error is not None) == sorted(wrong)
 
 
@@ -109,10 +111,44 @@ def test_given_what_verls_reward_manager_refuses_when_checked_then_it_is_told_in
     assert refusal(run, *overrides).startswith(f"reward.reward_manager.name={said}")
 
 
-def test_given_a_key_that_does_not_exist_when_checked_then_nothing_else_is(files, capsys):
-    assert main([*valid_overrides(files), "trainer.loger=x"]) == 1
-    [line] = lines(capsys)
-    assert line.startswith("BAD  overrides              trainer.loger=<override>: Hydra says: Could not override ")
+def test_given_keys_that_do_not_exist_when_checked_then_each_is_named_and_the_other_checks_go_on(files, capsys):
+    wrong = ("trainer.loger=x", "rollout.n=8", "+trainer.save_freqq=2", "+async_dapo.max_stalenes=3")
+    assert main([*valid_overrides(files), *wrong, "algorithm.adv_estimator=grop"]) == 1
+    shown = lines(capsys)
+    bad = [line.split()[-1 if "did you mean" in line else 3] for line in shown if line.startswith("BAD ")]
+    assert bad[:4] == [
+        "trainer.logger?",
+        "actor_rollout_ref.rollout.n?",
+        "trainer.save_freq?",
+        "async_dapo.max_staleness?",
+    ]
+    assert "did you mean grpo?" in " ".join(shown) and shown[-1].startswith("5 of the checks failed")
+    assert any(line.startswith("ok   reward function") for line in shown)
+
+
+def test_given_options_that_no_check_can_do_without_when_wrong_then_it_is_said_that_the_others_did_not_run(
+    files, capsys
+):
+    assert main([*valid_overrides(files), "data.train_batch_size=many"]) == 1
+    assert "The other checks need right options: correct these, and check again." in lines(capsys)
+
+
+def test_given_data_that_is_not_there_when_checked_then_the_reward_function_is_not_claimed_to_be_right(files, capsys):
+    assert main([*valid_overrides(files), "data.val_files=nosuch.parquet", "data.train_files=nosuch.parquet"]) == 1
+    [line] = [line for line in lines(capsys) if "reward function" in line]
+    assert line.startswith("--   reward function") and "not tried: " in line and "no row of the data" in line
+
+
+def test_given_a_yaml_of_the_users_when_checked_then_its_options_are(files, tmp_path, capsys):
+    own = "defaults: [async_dapo_trainer, _self_]\ntrainer: {save_freqq: 3}\n"
+    (tmp_path / "mine.yaml").write_text(own)
+    assert main(["--config-dir", str(tmp_path), "--config-name=mine", *valid_overrides(files)]) == 1
+    [line] = [line for line in lines(capsys) if line.startswith("BAD ")]
+    assert "trainer.save_freqq=3: nothing reads it; did you mean trainer.save_freq?" in line
+    (tmp_path / "mine.yaml").write_text(own.replace("freqq", "freq"))
+    assert main(["--config-dir", str(tmp_path), "--config-name=mine", *valid_overrides(files)]) == 0
+    assert main(["--config-dir", str(tmp_path), "--config-name=other", *valid_overrides(files)]) == 1
+    assert "BAD  overrides              --config-name=other: Hydra says: " in capsys.readouterr().out
 
 
 def test_given_an_accelerator_that_is_not_known_when_checked_then_the_known_ones_are_named(files, capsys):
@@ -125,14 +161,27 @@ def test_adapters_are_checked_where_the_cpu_plugin_is_off(files):
     """As README has it: on a laptop with the CPU stack, without the plugin on PYTHONPATH."""
     environment = {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "PYTHONPATH")}
     command = [sys.executable, "-m", "recipe.async_dapo.check", *valid_overrides(files)]
-    adapters = ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.rollout.load_format=safetensors"]
-    found = run_command([*command, *adapters], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    command += ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.rollout.load_format=safetensors"]
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stdout
 
 
-def test_flags_are_no_overrides(capsys):
-    assert main(["--help"]) == 0 and main(["--multirun"]) == 2
-    assert "python -m recipe.async_dapo.check <hydra overrides>" in capsys.readouterr().out
+def test_flags_are_no_overrides_and_nothing_to_check_is_no_run(capsys):
+    assert main(["--help"]) == 0 and main([]) == 2
+    assert capsys.readouterr().out.count("python -m recipe.async_dapo.check KEY=VALUE") == 2
+    assert main(["-m", "trainer.save_freq=1,2"]) == main(["--cfg", "job"]) == main(["--config-name"]) == 2
+    told = capsys.readouterr().out
+    assert "-m=<given>: trains several runs" in told and "--cfg=<given>: is no flag" in told
+    assert "--config-name/-cn=<missing>: name a folder, or a yaml in it" in told
+
+
+def test_given_no_accelerator_when_checked_then_verl_does_not_warn_of_it():
+    """As on a laptop, where a run on GPUs is looked at first."""
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    command = [sys.executable, "-m", "recipe.async_dapo_lab.check", "data.train_batch_size=many"]  # which ends it soon
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1 and "ok   keys" in ended.stdout
+    assert ended.stderr == ""
 
 
 @pytest.fixture(scope="module")

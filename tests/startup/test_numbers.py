@@ -106,7 +106,8 @@ def with_value(run: ComposeRun, key: str, value: str) -> DictConfig:
         "async_dapo.host_kv_gib": "async_dapo.rollout_strategy=partial_stale_kv",
     }
     others = [needed[key]] if key in needed and value == "0.5" else []
-    return run(*(critic if key.startswith("critic.") else others), f"++{key}={value}")
+    others += [f"model_engine={engine}" for engine in ("megatron", "veomni") if f".{engine}." in key]
+    return run(*(critic if key.startswith("critic.") else ()), *others, f"++{key}={value}")
 
 
 @pytest.mark.parametrize("value", [value for value in VALUES if value != "null"])  # which other checks refuse, too

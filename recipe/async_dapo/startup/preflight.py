@@ -16,10 +16,14 @@ from ..runtime.containment import contained
 from ..runtime.interruption import interruptible
 from ..runtime.verl_version import check_versions
 from .agent_loop_check import WARNING, first_line
+from .keys import UnreadKey, unread_keys, without
 from .users_code import name_files_plainly, shipped_modules
 from .verl_options import check_types
 
 logger = logging.getLogger(__name__)
+
+NOT_TRIED = "not tried: "  # a note that begins so claims nothing
+OPTIONS = "async_dapo options"  # the check without which those after it do not run
 
 Check = Callable[[], str | None]  # returns a note
 
@@ -47,11 +51,17 @@ def check_all(config: DictConfig) -> None:
 
 
 def findings(config: DictConfig) -> Iterator[Finding]:
-    """Run every check, cheap ones first, each whatever became of those before. Without options, and values of the
-    right types, no other can run.
+    """Run every check, cheap ones first, each whatever became of those before. Keys that nobody reads are left out of
+    what the others look at. Without options, and values of the right types, no other can run.
     """
     yield from _run("versions", check_versions)
+    unread: list[UnreadKey] = []
     parsed: list[AsyncDAPOConfig] = []
+
+    def find_unread() -> None:
+        unread.extend(unread_keys(config))
+        if unread:
+            raise ConfigErrors([one.error(config) for one in unread])
 
     def parse() -> str:
         check_each([partial(check_types, config), partial(AsyncDAPOConfig.from_hydra, config)])
@@ -59,7 +69,9 @@ def findings(config: DictConfig) -> Iterator[Finding]:
         parsed.append(AsyncDAPOConfig.from_hydra(config))
         return f"{parsed[0].rollout_strategy}, {parsed[0].stop_rule}"
 
-    yield from _run("async_dapo options", parse)
+    yield from _run("keys", find_unread)
+    config = without(config, unread) if unread else config
+    yield from _run(OPTIONS, parse)
     for options in parsed:
         with shipped_modules(config):
             for name, check in checks_of(config, options).items():

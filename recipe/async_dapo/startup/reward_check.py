@@ -12,6 +12,7 @@ from ..config.values import ConfigError, refused
 from ..rollout.reward_isolation import RewardNotLoaded, RewardProcesses, function_of
 from ..runtime.containment import contained
 from .model_check import load_by_verl
+from .preflight import NOT_TRIED
 
 MAX_SOURCES = 64
 SHOWN_CHARS = 60  # of an answer, in errors
@@ -27,7 +28,7 @@ def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[s
     Custom reward managers, reward models, sandboxes and functions that use Ray are not tried: they need the cluster.
 
     Returns:
-        The function, in words, and what is odd about its scores.
+        The function, in words, or why it was not tried; and what is odd about its scores.
 
     Raises:
         ConfigError: naming key, value and remedy.
@@ -42,7 +43,7 @@ def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[s
     )
     for is_so, why in reasons:
         if is_so:
-            return f"{options.reward_function}, not tried: {why}", ""
+            return f"{NOT_TRIED}{options.reward_function}: {why}", ""
     once = replace(options, reward=replace(options.reward, max_retries=0))
     alike = asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES]))
     return options.reward_function, "; ".join(alike)

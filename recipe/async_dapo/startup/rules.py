@@ -371,6 +371,10 @@ RULES: tuple[Rule, ...] = (
            f"actor and reference share Megatron's groups of ranks; leave it out, it follows {_ACTOR}{name}")
       for name in MEGATRON_SIZES),
 
+    Rule(_ACTOR + "ppo_micro_batch_size_per_gpu",
+         lambda it: it.model_engine == "megatron" and not it.actor.use_dynamic_bsz
+         and it.actor.ppo_micro_batch_size_per_gpu is None,
+         f"set it, or {_ACTOR}use_dynamic_bsz=True"),
     Rule("algorithm.use_pf_ppo", lambda it: it.algorithm.use_pf_ppo,
          "with adv_estimator=gae verl gives trajectories the advantages of others, and else ignores it; set False"),
     Rule("algorithm.filter_groups.metric", lambda it: it.options.filter.metric in PENALISED_METRICS,

@@ -6,7 +6,7 @@ act in verl's older trainer, so scripts still carry them.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +31,8 @@ from ..config.values import (
 )
 from ..runtime.shipping import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 from ..runtime.verl_version import vllm_under_any_name
+from .keys import UnreadKey, changed
+from .old_keys import successor
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _KWARGS = "actor_rollout_ref.model.", "reward.reward_kwargs."
@@ -153,9 +155,7 @@ FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     (_ROLLOUT + "logprobs_mode", ("processed_logprobs",), "others are not those that tokens were sampled with"),
     (_ROLLOUT + "router_config_path", (None,), "the recipe brings its own load balancer"),
     (_ROLLOUT + "agent.agent_loop_manager_class", (None,), "the recipe brings its own manager"),
-    (_ROLLOUT + "disaggregation.enabled", (False,), "prefill servers cannot be stopped early"),
     (_ROLLOUT + "full_determinism", (False,), "what is interrupted depends on timing"),
-    ("distillation.enabled", (False, None), "teacher log-probs are not computed inline"),
     (_ROLLOUT + "top_p", (1.0,), _WHOLE_VOCABULARY),
     (_ROLLOUT + "top_k", (-1, 0), _WHOLE_VOCABULARY),
     ("trainer.default_hdfs_dir", (None,),
@@ -182,9 +182,6 @@ IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("trainer.v1.sampler.max_off_policy_strategy", ("drop",), "use async_dapo.max_staleness"),
     ("trainer.v1.sampler.sync_refill_failed_groups", (False,), "use async_dapo.reward.on_error"),
     ("trainer.v1.sampler.sampler_kwargs", (None, {}), "the recipe brings its own sampler"),
-    ("skip.rollout.enable", (False,), "disable it"),
-    ("skip.rollout_tq.enable", (False,), "disable it"),
-    ("skip.async_rollout.enable", (False,), "disable it"),
     ("actor_rollout_ref.nccl_timeout", (600,), "torch's default holds"),
     (_ACTOR + "use_rollout_log_probs", (False, None), "use async_dapo.importance_sampling=bypass"),
     (_ACTOR + "grad_clip", (1.0, None), "use actor_rollout_ref.actor.optim.clip_grad"),
@@ -201,8 +198,45 @@ IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     (_ROLLOUT + "agent.custom_async_server.path", (None,), "the recipe brings its own server"),
     (_ROLLOUT + "checkpoint_engine.backend", ("naive",), "the recipe brings the weights to the engines itself"),
     (_ROLLOUT + "checkpoint_manager_class", (None,), "leave it out"),
-    (_ROLLOUT + "trace.backend", (None,), "the V1 trainer does not trace rollouts"),
-    (_ROLLOUT + "multi_turn.num_repeat_rollouts", (None,), "use actor_rollout_ref.rollout.n"),
+)
+
+# (option, or node of options, what to do instead): read by nothing either, so that they must be what verl's yaml has.
+UNREAD: tuple[tuple[str, str], ...] = (
+    *((node, "") for node in ("custom_reward_function", "reward_model", "sandbox_fusion")),  # `old_keys` says
+    ("trainer.v1.sync", "it belongs to verl's sync trainer; leave it out"),
+    ("trainer.v1.colocate_async", "it belongs to another trainer of verl's; set async_dapo.over_sampling_batch_size"),
+    (
+        "trainer.v1.separate_async",
+        "it belongs to another trainer of verl's; set async_dapo.placement=separate, and async_dapo.max_staleness",
+    ),
+    ("distillation", "teacher log-probs are not computed inline; leave it out"),
+    ("skip", "answers are always generated; leave it out"),
+    ("algorithm.pf_ppo", "leave it out"),
+    ("data.return_raw_input_ids", "agent loops get the messages of a prompt; leave it out"),
+    ("data.return_raw_chat", "agent loops get the messages of a prompt; leave it out"),
+    ("data.return_full_prompt", "agent loops get the messages of a prompt; leave it out"),
+    (_ROLLOUT + "disaggregation", "prefill servers cannot be stopped early; leave it out"),
+    (_ROLLOUT + "engine_kwargs.sglang", f"engines are vLLM's; set {_ROLLOUT}engine_kwargs.vllm"),
+    (_ROLLOUT + "engine_kwargs.trtllm", f"engines are vLLM's; set {_ROLLOUT}engine_kwargs.vllm"),
+    (_ROLLOUT + "skip_tokenizer_init", "engines always have a tokenizer; leave it out"),
+    (_ROLLOUT + "trace", "the V1 trainer does not trace rollouts; leave it out"),
+    (_ROLLOUT + "multi_turn.num_repeat_rollouts", f"set {_ROLLOUT}n"),
+    (_ROLLOUT + "multi_turn.use_inference_chat_template", "set actor_rollout_ref.model.custom_chat_template"),
+    (_ROLLOUT + "multi_turn.tokenization_sanity_check_mode", "turns are never tokenized again; leave it out"),
+    *(
+        (f"{_MODEL}mtp.speculative_{name}", f"vLLM drafts by {_MODEL}mtp.method and {_MODEL}mtp.num_speculative_tokens")
+        for name in ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
+    ),
+    *(
+        (f"{model}optim.total_training_steps", "it follows trainer.total_training_steps; leave it out")
+        for model in (_ACTOR, "critic.")
+    ),
+    *((f"{model}rollout_n", f"set {_ROLLOUT}n") for model in (_ACTOR, _REF, "critic.")),
+    *(
+        (f"{model}megatron.{name}", "leave it out")
+        for model in (_ACTOR, _REF, "critic.")
+        for name in ("dist_checkpointing_prefix", "router_replay.record_file", "router_replay.replay_file")
+    ),
 )
 
 # (key, the option that is read in its place)
@@ -223,9 +257,6 @@ OVERRIDDEN = {name: name for name in _SAME_NAME.split()} | {
     "tensor_parallel_size": "tensor_model_parallel_size",
     "pipeline_parallel_size": "pipeline_model_parallel_size",
 }
-
-# verl moved these to `reward.*`; its V1 trainer does not copy them there.
-MOVED_TO_REWARD = ("custom_reward_function", "reward_model", "sandbox_fusion")
 
 
 def listed(value: Any) -> list[Any]:
@@ -269,10 +300,13 @@ def check_verl_options(config: DictConfig) -> None:
     for key, read in SHADOWED:
         if (value := OmegaConf.select(config, read)) is not None:
             rows.append((key, (value, None), f"another value would be ignored, verl reads {read}"))
-    for node in MOVED_TO_REWARD:
-        why = f"verl's V1 trainer does not read `{node}` any more; set its successor under `reward`"
-        rows += [(key, (None,), why) for key in _leaves(config.get(node), node)]
-    check_each([partial(_require, config, *row) for row in rows])
+    unread = [(option, instead) for node, instead in UNREAD for option in changed(config, node)]
+    check_each(
+        [
+            *(partial(_require, config, *row) for row in rows),
+            *(partial(_refuse_unread, option, instead) for option, instead in unread),
+        ]
+    )
     from verl.utils.device import auto_set_device
 
     auto_set_device(config)
@@ -301,7 +335,7 @@ def check_by_verl(config: DictConfig) -> None:
 def _in_verls_words(name: str, check: Callable[[], object]) -> None:
     try:
         check()
-    except (ValueError, AssertionError, ArithmeticError, HydraException) as error:
+    except (ValueError, TypeError, AssertionError, ArithmeticError, HydraException) as error:
         raise ConfigError("verl", name, f"verl refuses these options: {' '.join(str(error).split())}") from error
 
 
@@ -353,9 +387,5 @@ def _require(config: DictConfig, key: str, accepted: tuple[Any, ...], why: str) 
         raise refused(config, key, f"must be {names}: {why}")
 
 
-def _leaves(node: Any, key: str) -> Iterator[str]:
-    if isinstance(node, DictConfig):
-        for name in node:
-            yield from _leaves(node[name], f"{key}.{name!s}")
-    else:
-        yield key
+def _refuse_unread(option: UnreadKey, instead: str) -> None:
+    raise ConfigError(option.key, option.value, f"nothing reads it; {successor(option.key) or instead}")
