@@ -1,5 +1,5 @@
-"""Engines of two tensor parallel ranks that die on the real stack: training goes on with the other, and ends clearly
-with the last.
+"""Engines that die on the real stack: training goes on with the other, and ends clearly with the last. Engines of two
+tensor parallel ranks, and four training ranks, with --nightly.
 """
 
 from collections.abc import Callable
@@ -13,39 +13,39 @@ from ..support.failing_engine.sitecustomize import MESSAGE
 from ..support.harness import Run, ledger_closes, train, train_at_once
 from ..support.weights_by_hand import TOLERANCE, WeighedRun, assert_stamped, assert_weighed, versions_of
 
-RANKS = ENGINES = 2
+ENGINES = 2
 STEPS = 2  # before the last engine dies in the next one
 END_S = 60.0  # from the death of the last engine to the end of the driver
 
+PARTS = {1: "core", 2: "rank"}  # which dies, by the ranks of an engine
 # A dead rank takes its core with it; `test_separate.py` kills a server.
-DEATHS = [(1, "round", "rank", 1), (STEPS + 1, "training", "exception", 0)]
+DEATHS = {ranks: [(1, "round", part, 1), (STEPS + 1, "training", "exception", 0)] for ranks, part in PARTS.items()}
 TWO_RANKS = (
-    f"actor_rollout_ref.rollout.tensor_model_parallel_size={RANKS}",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp",
 )
 VERSIONS_DIFFER = "actor_rollout_ref.actor.optim.lr=1e-3"
-STRATEGIES = [
-    "partial",
-    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("discard", "partial_stale_kv", "consistent")),
-]
+STRATEGIES = ("partial", "discard", "partial_stale_kv", "consistent")
+RUNS = [("partial", 1), *(pytest.param((name, 2), marks=pytest.mark.nightly) for name in STRATEGIES)]
 
 
-@pytest.fixture(scope="module", params=STRATEGIES)
+@pytest.fixture(scope="module", params=RUNS, ids=str)
 def run(request, assets, tmp_path_factory) -> Run:
+    strategy, ranks = request.param
     training = partial(
         train,
         assets,
-        tmp_path_factory.mktemp(f"dying_{request.param}"),
+        tmp_path_factory.mktemp(f"dying_{strategy}_{ranks}"),
         steps=2 * STEPS,
-        strategy=request.param,
-        engines=ENGINES * RANKS,  # as many training ranks
+        strategy=strategy,
+        engines=ENGINES * ranks,  # as many training ranks
         overrides=(
-            *TWO_RANKS,
+            *(TWO_RANKS if ranks == 2 else ()),
             VERSIONS_DIFFER,
             "async_dapo.importance_sampling=mixture",
-            "data.max_response_length=96",  # four ranks compute on two cores
+            "data.max_response_length=96",  # several ranks compute on two cores
         ),
-        switches={"deaths": DEATHS},
+        switches={"deaths": DEATHS[ranks]},
         fails=True,
     )
     return in_a_process_of_its_own(training)
@@ -57,8 +57,8 @@ def in_a_process_of_its_own(training: Callable[[], Run]) -> Run:
     return run
 
 
-def test_given_a_dead_rank_when_another_engine_is_left_then_steps_go_on_and_no_prompt_is_lost(run: Run) -> None:
-    """A core may take longer to notice that a rank is dead than its round takes, but not longer than the step."""
+def test_given_a_dead_core_when_another_engine_is_left_then_steps_go_on_and_no_prompt_is_lost(run: Run) -> None:
+    """It may take longer to be noticed than the round takes, but not longer than the step."""
     servers, lost = (run.metric(f"async_dapo/load_balancer/{name}") for name in ("servers", "lost_servers"))
     assert len(servers) == STEPS and all(a + b == ENGINES for a, b in zip(servers, lost, strict=True))
     assert (servers[-1], lost[-1]) == (ENGINES - 1, 1)
@@ -75,17 +75,17 @@ def test_given_a_dead_engine_when_the_step_ends_then_none_of_its_processes_is_le
 def test_given_the_last_engine_when_it_dies_then_the_run_ends_in_time_and_names_it(run: Run) -> None:
     killed_at = [note["at"] for note in run.noted("killed")]
     log_file = run.folder / "train.log"
-    assert len(killed_at) == len(DEATHS) and log_file.stat().st_mtime - killed_at[-1] <= END_S
+    assert len(killed_at) == 2 and log_file.stat().st_mtime - killed_at[-1] <= END_S
     log = log_file.read_text(errors="replace")
     last = next(line for line in reversed(log.splitlines()) if "no engine is left: engine 1 (node " in line)
     assert "; engine 0 (node " in last and f") died: RuntimeError: {MESSAGE}" in last
     assert "trainer.resume_mode=auto" in last
 
 
-def test_given_four_training_ranks_when_they_train_then_weights_and_log_probs_are_those_computed_by_hand(
+def test_given_several_training_ranks_when_they_train_then_weights_and_log_probs_are_those_computed_by_hand(
     run: Run,
 ) -> None:
-    """Both ranks of an engine have the newest weights. Whether a group mixes versions is up to timing here;
+    """All ranks of an engine have the newest weights. Whether a group mixes versions is up to timing here;
     `test_partial_rollout.py` makes sure of it, on one rank."""
     weighed = WeighedRun(run.folder)
     groups = [(step, group) for step in range(1, STEPS + 2) for group in weighed.batch(step)]
@@ -113,12 +113,12 @@ def test_given_a_checkpoint_of_two_engines_when_resumed_with_one_of_two_ranks_th
             steps=steps,
             strategy="partial",
             module="recipe.async_dapo.main_async_dapo",
-            engines=RANKS,
+            engines=2,
             overrides=own,
         )
 
     before, after = run("before", STEPS), run("after", 2 * STEPS, *TWO_RANKS)
-    assert before.metric("async_dapo/load_balancer/servers") == [RANKS] * STEPS
+    assert before.metric("async_dapo/load_balancer/servers") == [2] * STEPS
     assert after.metric("async_dapo/load_balancer/servers") == [1] * STEPS
     trained = [*before.metric("async_dapo/ledger/trained"), *after.metric("async_dapo/ledger/trained")]
     assert trained == [PROMPTS_PER_STEP * (step + 1) for step in range(2 * STEPS)]

@@ -1,20 +1,22 @@
-"""Parts of a run that are killed or stopped at chosen moments: it goes on or ends with the cause named, and resumes.
+"""Parts of a run that are stopped at chosen moments, or killed (with --nightly): it goes on, or ends with the cause
+named and resumes.
 
 The run is a rehearsal, on emulated engines, so what its first life has left is what a rehearsal leaves.
 """
 
 import json
 import shutil
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
 from benchmarks.faults import chain, life
-from benchmarks.faults.cells import SAMPLE, Stack
+from benchmarks.faults.cells import SAMPLE, STOP, Cell, Stack
 from benchmarks.faults.chain import Chain
 from benchmarks.faults.commands import command_of
 from benchmarks.faults.summary import faults_of
@@ -28,15 +30,23 @@ from ..support.harness import ledger_closes
 HUNG_S = 150.0
 START_S = 1500.0
 FOLLOW_S = 60.0
+GO_ON = [cell for cell in SAMPLE if cell.how == STOP]  # in one life; the others end theirs
 MIXED = (
     "async_dapo.importance_sampling=mixture",
     "async_dapo.max_tokens_per_round=1024",  # so that trajectories are interrupted, however fast the machine is
 )
 
 
-@pytest.fixture(scope="module")
-def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder of a run, with one for each life, and a row for each cell."""
+class Struck(NamedTuple):
+    """Cells that a run has met: its folder, with one for each life, and a row for each cell."""
+
+    cells: Sequence[Cell]
+    folder: Path
+    rows: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=[GO_ON, pytest.param(SAMPLE, marks=pytest.mark.nightly)], ids=len)
+def struck(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Struck:
     folder, lives, rows = tmp_path_factory.mktemp("struck"), count(1), list[dict[str, Any]]()
     command = command_of(Stack.EMULATED, folder)
 
@@ -46,21 +56,21 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain, "START_LIMIT_S", START_S)
         patch.setattr(life, "GRACE_S", FOLLOW_S)
-        Chain(Stack.EMULATED, command_of_life, folder, seed=0, add=rows.append).play(SAMPLE)
-    return folder, rows
+        Chain(Stack.EMULATED, command_of_life, folder, seed=0, add=rows.append).play(request.param)
+    return Struck(request.param, folder, rows)
 
 
 def test_given_a_sample_of_faults_when_a_run_meets_them_then_it_goes_on_and_no_prompt_is_lost(struck) -> None:
-    _, rows = struck
-    assert [row["who"] for row in rows] == [cell.who for cell in SAMPLE]
-    assert [row["outcome"] for row in rows] == ["continued", "continued", "ended"]
+    rows = struck.rows
+    assert [row["who"] for row in rows] == [cell.who for cell in struck.cells]
+    assert [row["outcome"] for row in rows] == ["continued" if cell.how == STOP else "ended" for cell in struck.cells]
     assert {row["who"]: wrong for row in rows if (wrong := set(faults_of(pd.Series(row))) - {"late"})} == {}
     assert all(float(row["seconds"]) < HUNG_S for row in rows)
     assert [row["steps"] for row in rows] == sorted(row["steps"] for row in rows) and rows[-1]["steps"] >= len(rows)
 
 
 def test_given_a_rehearsal_when_it_trains_then_it_mixes_versions_and_loses_nothing_on_the_way(struck) -> None:
-    folder, _ = struck
+    folder = struck.folder
     lines = [json.loads(line)["data"] for line in (folder / "1-metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "timing_s/step" in line]
     assert all(ledger_closes(step) and step["async_dapo/ledger/failed"] == 0 for step in steps)
@@ -72,7 +82,7 @@ def test_given_a_rehearsal_when_it_trains_then_it_mixes_versions_and_loses_nothi
 
 
 def test_given_a_gpu_configuration_when_rehearsed_then_it_says_how_fast_it_would_be(struck) -> None:
-    folder, _ = struck
+    folder = struck.folder
     own = folder / "life-1"
     shutil.copy(folder / "1-metrics.jsonl", own / "metrics.jsonl")
     config = OmegaConf.load(own / "config.yaml")

@@ -16,11 +16,11 @@ from typing import Any
 from recipe.async_dapo_lab.quickstart.activation import run_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
-from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
+from recipe.async_dapo_lab.quickstart.supervision import RayFolder
 
 from .doors import SECRETS, Doors
+from .fork_server import ROOT, ForkedTraining
 
-ROOT = Path(__file__).resolve().parents[2]
 INSPECTED = "tests.support.inspected_run"
 VERL = "verl.trainer.main_ppo"
 STALL_S = 1500.0  # four ranks on two slow cores take 600 s to their first step
@@ -117,7 +117,7 @@ def train(
         )
         own = [] if strategy is None else recipe_overrides(strategy=strategy, stop_rule=stop_rule)
         command = [sys.executable, "-m", module, *verl_overrides(settings), *own, *_QUICK, *overrides]
-        process = TrainingProcess(
+        process = ForkedTraining(
             command,
             environment=_environment(folder, ray_folder.path, switches) | dict(environment or {}),
             log_file=folder / "train.log",

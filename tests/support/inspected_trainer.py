@@ -176,10 +176,12 @@ class InspectedTrainer(AsyncDAPOTrainer):
                 self._kill_part(part, engine)
 
     def _kill_part(self, part: str, engine: int) -> None:
+        from tests.support.fork_server import children  # a copy of this module may run without it
+
         [replica] = [replica for replica in self.checkpoint_manager.replicas if replica.replica_rank == engine]
         server = psutil.Process(replica.processes[0].pid)
-        core = next(child for child in server.children() if "EngineCore" in " ".join(child.cmdline()))
-        ranks = [child for child in core.children() if "resource_tracker" not in " ".join(child.cmdline())]
+        core = next(child for child in children(server) if "EngineCore" in " ".join(child.cmdline()))
+        ranks = [child for child in children(core) if "VLLM::" in " ".join(child.cmdline())]
         victim = {"server": server, "core": core, "exception": core, "rank": ranks[-1] if ranks else None}[part]
         assert victim is not None, "an engine of one rank computes in its core"
         self._dead += [server.pid, core.pid, *(rank.pid for rank in ranks)]
