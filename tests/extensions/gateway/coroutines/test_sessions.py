@@ -16,7 +16,7 @@ from recipe.async_dapo.extensions.gateway.session import Session
 from ....support.rollout_world import reread
 from ..support.world import QUESTION, TOKENIZER, Life, check_rows, new_group, rows_of, shown
 
-EPISODES = 24  # of 500 with --nightly
+EPISODES = [pytest.param(number, marks=[pytest.mark.nightly] if number >= 24 else []) for number in range(250)]
 
 
 async def ask(session: Session, messages: list[Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ async def finished(life: Life, group: PromptGroup) -> list[Any]:
     return rows_of(group)
 
 
-@pytest.mark.parametrize("episode", range(EPISODES))
+@pytest.mark.parametrize("episode", EPISODES)
 @pytest.mark.parametrize("name", AGENTS)
 async def test_given_stops_losses_and_kills_then_rows_are_as_without_them_and_each_turn_is_sampled_once(
     name: str, episode: int
