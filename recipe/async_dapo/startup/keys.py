@@ -18,6 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_class
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
@@ -296,9 +297,14 @@ def _options(value: Any, key: str) -> Iterator[UnreadKey]:
 
 @cache
 def default_config(engine: str) -> DictConfig:
-    """The recipe's options without any override."""
-    with initialize_config_dir(str(CONFIG_FOLDER), version_base=None):
-        return compose(CONFIG_NAME, overrides=[f"model_engine={engine}"])
+    """The recipe's options without any override. Hydra, which composes one configuration at a time, may be at work."""
+    at_work = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONFIG_FOLDER), version_base=None):
+            return compose(CONFIG_NAME, overrides=[f"model_engine={engine}"])
+    finally:
+        GlobalHydra.instance().hydra = at_work
 
 
 @cache
