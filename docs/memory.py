@@ -35,7 +35,6 @@ def _row(name: str, gpus: int, per_engine: int, accelerator_name: str) -> dict[s
         offloads_weights=True,
         offloads_optimizer=True,
     )
-    stale = trainer.engine_share(accelerator.memory_gb * GB, keeps_kv=True)
     shards = pinned_bytes(MODEL_PRESETS[name], gpus)
     on_host = (TRAINED_COPIES - 1) * shards * min(gpus, GPUS_PER_NODE)  # gradients are not kept
     return {
@@ -44,9 +43,7 @@ def _row(name: str, gpus: int, per_engine: int, accelerator_name: str) -> dict[s
         "Trainer's state [GB]": round(trainer.state_bytes / GB, 1),
         "Micro batch [GB]": round(trainer.activation_bytes / GB, 1),
         "Engine's weights [GB]": round(model.weight_bytes / per_engine / GB, 1),
-        "KV cache [tokens]": _room(model, accelerator, per_engine, UTILIZATION),
-        "`partial_stale_kv`: utilization": f"{stale:.2f}" if stale > 0 else "none",
-        "its KV cache [tokens]": _room(model, accelerator, per_engine, stale),
+        "KV cache [tokens]": _room(model, accelerator, per_engine),
         "Host, a node [GB]": round(on_host / GB),
     }
 
@@ -61,14 +58,14 @@ def pinned_bytes(config: dict[str, Any], gpus: int) -> int:
     return sum(1 << (-(-4 * values // gpus) - 1).bit_length() for values in tensors)
 
 
-def _room(model: ModelShape, accelerator: Accelerator, per_engine: int, utilization: float) -> str:
+def _room(model: ModelShape, accelerator: Accelerator, per_engine: int) -> str:
     try:
         room_tok = kv_room_tok(
             model,
             accelerator,
             ServerConstants(),
             tensor_parallel_size=per_engine,
-            gpu_memory_utilization=utilization,
+            gpu_memory_utilization=UTILIZATION,
         )
     except ConfigError:  # the weights do not fit
         return "none"

@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from benchmarks.support.tables import markdown
 from recipe.async_dapo_lab.plan.candidates import Bound, bound_of
 
-from .run import COLOCATE, COLOCATE_ALIKE, DEFAULT, EQUAL_SHARE, HOST_KV, KINDS, STALE_KV
+from .run import COLOCATE, COLOCATE_ALIKE, DEFAULT, EQUAL_SHARE, HOST_KV, KINDS
 from .settings import GRIDS, SETTINGS, Setting
 
 ASSETS = Path(__file__).parents[2] / "assets"
 FOLDER = ASSETS / "defaults"
+STALE_KV = "default, stale KV"  # in the engines: a closed study (benchmarks/README.md)
 DRAFTS = ASSETS / "drafts" / "grid.csv"  # of a closed study (benchmarks/README.md), with drafts and an FP8 cache
 SYNC = "verl sync"
 TITLES = {

@@ -1,7 +1,7 @@
 """Every system in every setting, simulated: rows of `systems.csv`.
 
 The default is this recipe's yaml as it is. Hand-tuned rows are those of the planner's sweep that are not slower than
-others by construction: partial and stale KV under two stop rules, and discard that drains, with two pool sizes around
+others by construction: partial under two stop rules, and discard that drains, with two pool sizes around
 what fills the KV cache. `default, equal share` has the loosest cap (`max_partial_share`) with which the share of older
 tokens is not above that of verl's colocate_async: the share that a cap leads to lies below the cap.
 """
@@ -31,7 +31,7 @@ from recipe.async_dapo_lab.plan.systems import recipe, verl_colocate_async
 from .settings import Setting
 
 KINDS = ("baseline", "default", "tuned")
-STALE_KV, COLOCATE = "default, stale KV", "verl colocate_async"
+COLOCATE = "verl colocate_async"
 HOST_KV, HOST_GIB = "default, KV in host memory", 128  # a GPU, more than any KV cache here
 COLOCATE_ALIKE = "verl colocate_async, no pass"  # `bypass`: as a step of one update is trained here
 DEFAULT, EQUAL_SHARE = "default", "default, equal share"
@@ -43,15 +43,14 @@ def candidates(setting: Setting) -> list[tuple[str, Candidate]]:
     scenario = setting.scenario()
     tuned = recipe_candidates(
         scenario,
-        strategies=[RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV, RolloutStrategy.DISCARD],
+        strategies=[RolloutStrategy.PARTIAL, RolloutStrategy.DISCARD],
         pool_sizes=pool_sizes(scenario),
     )
     tuned = [one for one in tuned if one.strategy != RolloutStrategy.DISCARD or one.stop_rule == StopRuleName.DRAIN]
     host_kv = ours(HOST_KV, rollout_strategy="partial_stale_kv", host_kv_gib=HOST_GIB)
     alike = verl_colocate_async(groups=setting.groups)
     alike = replace(alike, name=COLOCATE_ALIKE, habits=replace(alike.habits, always_scores=False))
-    beside = [] if setting.grid else [("default", ours(STALE_KV, rollout_strategy="partial_stale_kv"))]
-    beside += [("baseline", baseline(alike)), ("default", host_kv)] if scenario.updates == 1 else []
+    beside = [("baseline", baseline(alike)), ("default", host_kv)] if scenario.updates == 1 else []
     return [
         *(("baseline", one) for one in baselines(scenario)),
         ("default", ours(DEFAULT)),

@@ -52,7 +52,7 @@ def machine_overrides(system: str) -> Iterator[str]:
     yield f"{rollout}.agent.num_workers=4"
     yield f"{rollout}.max_num_seqs=384"
     yield f"{rollout}.gpu_memory_utilization=0.4"
-    yield f"{rollout}.free_cache_engine={system != 'partial_stale_kv'}"
+    yield f"{rollout}.free_cache_engine=True"
 
 
 def options(system: str, device: str, **places: Any) -> Iterable[str]:

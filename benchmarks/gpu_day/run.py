@@ -54,7 +54,7 @@ PARTS = (
     check("training", "--only", "2", "--cases", "partial", limit_s=240.0),
     compare("partial"),
     compare("verl colocate_async, 0.05 s poll"),
-    compare("partial_stale_kv"),
+    compare("partial_stale_kv, host memory"),
     compare("verl colocate_async, 0.05 s poll, no pass"),
     check("smoke", "--only", "2", "--cases", "FP8 cache", "partial_stale_kv, host memory", limit_s=270.0),
     check("speed", "--only", "3", limit_s=150.0, **{"speed/speed.jsonl": "calibration.jsonl"}),

@@ -3,12 +3,13 @@
 python -m benchmarks.side_by_side --tails 8 25 2 --engines 1 --repetitions 3
 
 Model, data, seeds, B, n, engine options and precision are the same in every row of a cell (a tail and a number of
-engines), but for `partial_stale_kv`, which needs every token at once (`stream_interval` 1). Rows are
-interleaved, repetition by repetition, each of which begins with another one; repetitions differ in the seed of
-the engines' sampling. A machine's speed drifts, so each run lies between two measurements of its bound: the same
-engines kept full (`full_engines`). Two runs are compared where these four bounds are about equal. Writes `runs.csv`,
-and goes on where it ends; `python -m benchmarks.side_by_side.draw FOLDER` draws the figure and prints the table. The
-project's own runs are in `assets/side_by_side`.
+engines), but for engines of their own with `partial_stale_kv`, which need every token at once (`stream_interval` 1),
+and for KV in host memory, which needs engines that sleep, and small blocks. Rows are interleaved, repetition by
+repetition, each of which begins with another one; repetitions differ in the seed of the engines' sampling. A machine's
+speed drifts, so each run lies between two measurements of its bound: the same engines kept full (`full_engines`). Two
+runs are compared where these four bounds are about equal. Writes `runs.csv`, and goes on where it ends;
+`python -m benchmarks.side_by_side.draw FOLDER` draws the figure and prints the table. The project's own runs are in
+`assets/side_by_side`.
 """
 
 import argparse
@@ -26,7 +27,12 @@ from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, RunLoad, train
 from recipe.async_dapo.config.values import MOST_DRAFT_TOK, SPECULATIVE_CONFIGS, Drafts
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
-from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT, recipe_overrides
+from recipe.async_dapo_lab.quickstart.overrides import (
+    PROMPTS_PER_STEP,
+    RESPONSES_PER_PROMPT,
+    host_kv_overrides,
+    recipe_overrides,
+)
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, STEP_S, RunMetrics
 from recipe.async_dapo_lab.quickstart.task import MAX_PROMPT_TOK
 
@@ -137,7 +143,7 @@ SYSTEMS = {
     "partial": System(strategy="partial"),
     "partial, two passes": System(strategy="partial", own=TWO_PASSES),
     "partial, drafts": System(strategy="partial", own=DRAFTS),
-    "partial_stale_kv": System(strategy="partial_stale_kv"),
+    "partial_stale_kv, host memory": System(strategy="partial_stale_kv", own=(*host_kv_overrides(0.1),)),
     "verl separate_async, 0.05 s poll": System(verl_mode=(*verl_mode("separate_async", poll_s=0.05), *VERL_SEPARATE)),
     "separate, partial": System(strategy="partial", own=SEPARATE),
     "separate, partial_stale_kv": System(strategy="partial_stale_kv", own=SEPARATE),

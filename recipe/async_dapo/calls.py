@@ -26,7 +26,7 @@ import numpy as np
 
 from .core.journal import Call, WhenUnknown, call_digest
 from .core.routes import Routes
-from .core.trajectory import Attachment, BrokenRecord, RoundCounts, Segment, Trajectory, Turn
+from .core.trajectory import BrokenRecord, RoundCounts, Segment, Trajectory, Turn
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,7 +61,6 @@ class Recorder:
     next_turn: int = 0
     round_left_tok: float = math.inf  # tokens it may still generate in this round
     counts: RoundCounts = field(default_factory=RoundCounts)
-    diverged_attachments: list[Attachment] = field(default_factory=list)  # of the dropped turns
     is_side_by_side: bool = False
     parted_at: bytes | None = None  # the first prompt that was new while recorded ones were left, by its digest
     rests: bool = False  # the round is over for the trajectory: neither a request nor a call may begin
@@ -80,7 +79,7 @@ class Recorder:
         """A loop starts, or goes on where it was suspended, with the record that has come back."""
         self.trajectory, self.runner, self.rests = trajectory, runner, False
         self.round_left_tok = math.inf if limit_tok is None else limit_tok
-        self.counts, self.diverged_attachments = RoundCounts(), []
+        self.counts = RoundCounts()
 
     def stop(self) -> bool:
         """The round is over for the trajectory. Returns whether a request is out, which will come back by itself."""
@@ -190,7 +189,6 @@ class Recorder:
         turns = self.trajectory.turns
         for turn in turns[self.next_turn :]:
             self.counts.diverged_tok += turn.generated_tok
-            self.diverged_attachments += [] if turn.attachment is None else [turn.attachment]
         del turns[self.next_turn :]
 
 

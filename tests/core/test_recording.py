@@ -20,7 +20,6 @@ from recipe.async_dapo.calls import (
     prompt_digest,
 )
 from recipe.async_dapo.core.trajectory import (
-    Attachment,
     BrokenRecord,
     PromptGroup,
     Segment,
@@ -184,11 +183,9 @@ def test_given_a_trajectory_when_finished_or_restarted_then_its_lengths_and_vers
 
 def test_given_a_turn_that_no_engine_has_begun_then_its_trajectory_has_not_started() -> None:
     trajectory = Trajectory(session_id=0)
-    turn = Recorder(trajectory=trajectory).begin_turn([1])
+    Recorder(trajectory=trajectory).begin_turn([1])
     assert not trajectory.has_started, "it waited for a lease, and there is nothing to resume"
-    turn.attachment = Attachment(server_id="server", lease_id="lease")
-    assert trajectory.has_started
-    turn.attachment, trajectory.suspension = None, Suspension(worker=0, loop="0-0")
+    trajectory.suspension = Suspension(worker=0, loop="0-0")
     assert trajectory.has_started, "its loop is alive"
 
 

@@ -75,7 +75,6 @@ class RoundMachine(RuleBasedStateMachine):
         self.must_finish = set(must_finish)
         self.waiting: list[str] = []
         self.sizes: dict[str, int] = {}
-        self.attached: set[str] = set()  # of these
         self.certain: set[str] = set()
         self.running: dict[str, int] = {}
         self.in_calls: Counter[str] = Counter()
@@ -86,14 +85,13 @@ class RoundMachine(RuleBasedStateMachine):
         if must_finish or carried < enough:
             self.add(num_must_finish + 3, 1)
 
-    @rule(count=st.integers(1, 4), size=st.integers(0, 3), is_attached=st.booleans())
-    def add(self, count: int, size: int, is_attached: bool = False) -> None:
+    @rule(count=st.integers(1, 4), size=st.integers(0, 3))
+    def add(self, count: int, size: int) -> None:
         sizes = {f"group-{self.num_added + k}": size for k in range(count)}
         self.num_added += count
         self.waiting += sizes
         self.sizes |= sizes
-        self.attached |= set(sizes) if is_attached else set()
-        self.round.add_groups(waiting(*sizes, unfinished=size, is_attached=is_attached))
+        self.round.add_groups(waiting(*sizes, unfinished=size))
 
     @rule(workers=st.lists(st.integers(0, 2), min_size=1, max_size=4))
     def take(self, workers: list[int]) -> None:
@@ -103,10 +101,8 @@ class RoundMachine(RuleBasedStateMachine):
     def take_one(self, worker: int) -> None:
         halted, free = self.round.is_halted, self.has_capacity
         uid = self.round.take(worker)
-        assert (uid is not None) == (not halted and (bool(self.attached) or (free and bool(self.waiting))))
-        assert uid in self.attached or not self.attached or uid is None, "one that holds no capacity went first"
+        assert (uid is not None) == (not halted and free and bool(self.waiting))
         if uid is not None:
-            self.attached.discard(uid)
             self.waiting.remove(uid)
             self.running[uid] = self.sizes[uid]
             self.start_order.append(uid)
@@ -162,9 +158,8 @@ class RoundMachine(RuleBasedStateMachine):
 
     @property
     def has_capacity(self) -> bool:
-        unfinished = self.inflight + sum(self.sizes[uid] for uid in self.attached)  # those hold theirs already
-        return (self.pool_size is None or unfinished - self.in_calls.total() < self.pool_size) and (
-            self.most is None or unfinished < self.most
+        return (self.pool_size is None or self.inflight - self.in_calls.total() < self.pool_size) and (
+            self.most is None or self.inflight < self.most
         )
 
     @property
@@ -181,7 +176,7 @@ class RoundMachine(RuleBasedStateMachine):
         assert self.round.wants_prompts == (
             self.name is not None and not self.round.is_halted and at_hand.expected_valid(1.0) < self.target
         )
-        may_start = bool(self.attached) or (self.has_capacity and bool(self.waiting))
+        may_start = self.has_capacity and bool(self.waiting)
         assert self.round.may_start == (may_start and not self.round.is_halted)
 
     @invariant()

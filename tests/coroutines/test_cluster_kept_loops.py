@@ -13,12 +13,10 @@ from ..support.simulated_cluster import resumed
 from ..support.simulated_options import options
 from ..support.simulated_worker import random_task
 
-KEEPING = pytest.mark.parametrize("strategy", [RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV])
 
-
-def opts(strategy: RolloutStrategy, *, most: int, workers: int = 1, **changes):
+def opts(*, most: int, workers: int = 1, **changes):
     return options(
-        rollout_strategy=strategy,
+        rollout_strategy=RolloutStrategy.PARTIAL,
         stop_rule=StopRuleName.FIRST_COMPLETED,
         num_workers=workers,
         rollout_pool_size=9,
@@ -27,7 +25,6 @@ def opts(strategy: RolloutStrategy, *, most: int, workers: int = 1, **changes):
     )
 
 
-PARTIAL, STALE_KV = RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV
 LIMITED = {"max_tokens_per_round": 10, "max_concurrent_prompts": 4}  # loops rest while the round goes on
 
 SEEN = ("calls/kept_loops", "calls/lost_loops", "partial/resumed_groups", "partial/diverged_tokens")
@@ -35,18 +32,14 @@ SEEN = ("calls/kept_loops", "calls/lost_loops", "partial/resumed_groups", "parti
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    ("strategy", "changes", "about"),
-    [
-        *((strategy, {}, {"keeps_state": True}) for strategy in (PARTIAL, STALE_KV)),
-        *((strategy, {"workers": 3}, {"replayable": False}) for strategy in (PARTIAL, STALE_KV)),
-        (PARTIAL, LIMITED, {"keeps_state": True}),
-    ],
+    ("changes", "about"),
+    [({}, {"keeps_state": True}), ({"workers": 3}, {"replayable": False}), (LIMITED, {"keeps_state": True})],
 )
 def test_given_room_for_all_when_rounds_stop_then_every_loop_is_begun_once(
-    start, strategy, changes: dict[str, int], about: dict[str, bool], seed: int
+    start, changes: dict[str, int], about: dict[str, bool], seed: int
 ) -> None:
     """One that cannot run again goes on in its worker, however idle others are."""
-    cluster = start(opts(strategy, most=64, **changes), task=replace(random_task(seed), tool_s=3.0, **about))
+    cluster = start(opts(most=64, **changes), task=replace(random_task(seed), tool_s=3.0, **about))
     metrics = cluster.steps(8)
     begun = [loop for worker in cluster.workers for loop in worker.loops_begun]
     assert len(begun) == len(set(begun)) > len(cluster.trained)
@@ -55,24 +48,22 @@ def test_given_room_for_all_when_rounds_stop_then_every_loop_is_begun_once(
     assert totals["partial/diverged_tokens"] == totals["calls/lost_loops"] == 0
 
 
-@KEEPING
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("most", [0, 2])
-def test_given_no_room_for_some_when_rounds_stop_then_those_run_again(start, strategy, most: int, seed: int) -> None:
-    cluster = start(opts(strategy, most=most, workers=2), task=replace(random_task(seed), tool_s=3.0, keeps_state=True))
+def test_given_no_room_for_some_when_rounds_stop_then_those_run_again(start, most: int, seed: int) -> None:
+    cluster = start(opts(most=most, workers=2), task=replace(random_task(seed), tool_s=3.0, keeps_state=True))
     metrics = cluster.steps(8)
     begun = [loop for worker in cluster.workers for loop in worker.loops_begun]
     assert len(begun) > len(set(begun))
     assert max(step["async_dapo/calls/kept_loops"] for step in metrics) <= 2 * most
 
 
-@KEEPING
-def test_given_several_workers_when_a_group_is_continued_then_the_worker_with_its_loops_takes_it(start, strategy):
+def test_given_several_workers_when_a_group_is_continued_then_the_worker_with_its_loops_takes_it(start):
     """But for some, which workers take that have nothing else to do."""
 
     def begun_again(most: int) -> int:
         task = replace(random_task(0), tool_s=3.0, keeps_state=True)
-        cluster = start(opts(strategy, most=most, workers=3), task=task)
+        cluster = start(opts(most=most, workers=3), task=task)
         cluster.steps(8)
         begun = [loop for worker in cluster.workers for loop in worker.loops_begun]
         return len(begun) - len(set(begun))
@@ -80,10 +71,9 @@ def test_given_several_workers_when_a_group_is_continued_then_the_worker_with_it
     assert begun_again(64) <= begun_again(0) / 2
 
 
-@KEEPING
-def test_given_groups_that_become_too_stale_then_their_loops_end(start, strategy) -> None:
+def test_given_groups_that_become_too_stale_then_their_loops_end(start) -> None:
     task = replace(random_task(3), tool_s=3.0, keeps_state=True)
-    cluster = start(opts(strategy, most=64, over_sampling_batch_size=9), task=task)
+    cluster = start(opts(most=64, over_sampling_batch_size=9), task=task)
     cluster.steps(6)
     cluster.buffer.pool._staleness = StalenessLimit(max_staleness=0)  # tighter than the rounds know
     cluster.steps(2)
@@ -93,12 +83,11 @@ def test_given_groups_that_become_too_stale_then_their_loops_end(start, strategy
     assert set(worker._kept_loops._resting) == waiting
 
 
-@KEEPING
 @pytest.mark.parametrize("most", [0, 2])
 def test_given_loops_that_cannot_run_again_when_there_is_no_room_then_their_groups_are_retired_and_counted(
-    start, strategy, most: int
+    start, most: int
 ) -> None:
-    cluster = start(opts(strategy, most=most), task=replace(random_task(0), tool_s=3.0, replayable=False))
+    cluster = start(opts(most=most), task=replace(random_task(0), tool_s=3.0, replayable=False))
     metrics = cluster.steps(8)
     retired = metrics[-1]["async_dapo/ledger/retired"]
     assert sum(step["async_dapo/calls/lost_loops"] for step in metrics) >= retired > 0
@@ -106,11 +95,8 @@ def test_given_loops_that_cannot_run_again_when_there_is_no_room_then_their_grou
     assert len(worker.loops_begun) == len(set(worker.loops_begun)), "one has begun anew"
 
 
-@KEEPING
-def test_given_loops_that_cannot_run_again_when_the_run_is_resumed_then_their_groups_are_retired_and_counted(
-    start, strategy
-) -> None:
-    cluster = start(opts(strategy, most=64), task=replace(random_task(0), tool_s=3.0, replayable=False))
+def test_given_loops_that_cannot_run_again_when_the_run_is_resumed_then_their_groups_are_retired_and_counted(start):
+    cluster = start(opts(most=64), task=replace(random_task(0), tool_s=3.0, replayable=False))
     while not (kept := [group.uid for group in cluster.buffer.pool.buffered if group.suspensions()]):
         cluster.step()
     cluster = resumed(start, cluster)

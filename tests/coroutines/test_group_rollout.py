@@ -11,7 +11,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from recipe.async_dapo.calls import TrajectoryInterrupted, append_tokens, prompt_digest
 from recipe.async_dapo.config.values import ConfigError, OnRewardError
 from recipe.async_dapo.core.outcome import Verdict
-from recipe.async_dapo.core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, Turn
+from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Trajectory, Turn
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.record.plain_values import MAX_DEPTH
 from recipe.async_dapo.runtime.actor_watch import ActorDied
@@ -201,37 +201,16 @@ async def test_given_an_interruption_inside_a_task_of_the_loop_then_it_interrupt
     assert outcome.verdict is Verdict.SET_ASIDE and len(held.unfinished) == N
 
 
-def frozen(held: PromptGroup, session_id: int) -> Attachment:
-    """Let a trajectory have a request that stayed in its engine."""
-    attachment = Attachment(server_id="server", lease_id=f"lease-{session_id}")
-    turn = Turn(prompt_digest=prompt_digest([session_id]), prompt_len_tok=1, attachment=attachment)
-    held.trajectories[session_id].turns.append(turn)
-    return attachment
-
-
-def test_given_a_loop_that_takes_another_way_when_its_request_is_frozen_in_an_engine_then_it_is_taken_out() -> None:
-    async def parted(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        recorder().begin_turn([trajectory.session_id, 99])
-        return finished(trajectory)
-
-    abandoned: list[Attachment] = []
-    held = group()
-    attachment = frozen(held, 2)
-    simulate(outcome_of(rollout(parted, abandon=abandoned.extend), held))
-    assert abandoned == [attachment]
-
-
-def test_given_a_loop_that_ends_before_its_frozen_request_when_resumed_then_that_is_taken_out_and_counts_as_lost():
-    abandoned: list[Attachment] = []
+def test_given_a_loop_that_ends_before_a_recorded_turn_when_resumed_then_that_counts_as_lost() -> None:
     held = group()
     finished_turn = Turn(prompt_digest=prompt_digest([2]), prompt_len_tok=1, finish_reason="stop")
     append_tokens(finished_turn, [7], [0.0], [(0, 1)])
-    held.trajectories[2].turns.append(finished_turn)
-    attachment = frozen(held, 2)
-    append_tokens(held.trajectories[2].turns[1], [8, 9], [0.0] * 2, [(0, 2)])
-    running = rollout(abandon=abandoned.extend)
+    unfinished = Turn(prompt_digest=prompt_digest([2]), prompt_len_tok=1)
+    append_tokens(unfinished, [8, 9], [0.0] * 2, [(0, 2)])
+    held.trajectories[2].turns += [finished_turn, unfinished]
+    running = rollout()
     outcome = simulate(outcome_of(running, held))
-    assert abandoned == [attachment] and running.take_report().counts.diverged_tok == 2
+    assert running.take_report().counts.diverged_tok == 2
     assert outcome.response_lens_tok == (1,) * N, "the turn that the loop did not ask for is no part of the response"
 
 

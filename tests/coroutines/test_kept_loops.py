@@ -10,7 +10,7 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from recipe.async_dapo.calls import Recorder, append_tokens, prompt_digest, recorded, unknown_calls
 from recipe.async_dapo.core.outcome import Verdict
-from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Trajectory, Turn
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.record.plain_values import MAX_DEPTH
 from recipe.async_dapo.rollout import agent_loops
 
@@ -153,20 +153,18 @@ class Untidy:
         return finished(trajectory)
 
 
-async def test_given_a_loop_that_is_being_ended_when_a_sibling_fails_then_its_frozen_request_is_taken_out() -> None:
-    abandoned: list[Attachment] = []
+async def test_given_a_loop_that_is_being_ended_when_a_sibling_fails_then_what_it_had_recorded_counts_as_lost() -> None:
     held, kept = group(), agent_loops.KeptLoops(most=1)
-    attachment = Attachment(server_id="server", lease_id="lease")
-    turn = Turn(prompt_digest=prompt_digest([0]), prompt_len_tok=1, attachment=attachment)
+    turn = Turn(prompt_digest=prompt_digest([0]), prompt_len_tok=1)
     append_tokens(turn, [7, 8], [0.0] * 2, [(0, 2)])
     held.trajectories[0].turns.append(turn)
 
     async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         return await kept.run(Untidy, {}, trajectory=trajectory)
 
-    running = rollout(loop, kept=kept, abandon=abandoned.extend)
+    running = rollout(loop, kept=kept)
     assert (await outcome_of(running, held)).verdict is Verdict.FAILED
-    assert abandoned == [attachment] and running.take_report().counts.diverged_tok == 2
+    assert running.take_report().counts.diverged_tok == 2
     assert now_s() == 12.0, "the group has ended when its loops have"
     await kept.end_others(frozenset())
 

@@ -9,7 +9,7 @@ from ray.exceptions import GetTimeoutError, OwnerDiedError, RayError, RayTaskErr
 
 from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Segment, Trajectory, Turn
+from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from recipe.async_dapo.rollout import parking
 from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 
@@ -26,12 +26,11 @@ def _object_store(monkeypatch) -> None:
 
 
 def interrupted_group() -> PromptGroup:
-    """One finished trajectory, one whose request is frozen in its engine, one that has not started."""
+    """One finished trajectory, one that was interrupted, one that has not started."""
     segment = Segment(
         policy_version=3, token_ids=array("i", range(LENGTH_TOK)), rollout_log_probs=array("f", [-0.5]) * LENGTH_TOK
     )
-    frozen = Attachment(server_id="server-0", lease_id="lease")
-    turn = Turn(prompt_digest=b"p", prompt_len_tok=2, segments=[segment], attachment=frozen)
+    turn = Turn(prompt_digest=b"p", prompt_len_tok=2, segments=[segment])
     finished = Trajectory(session_id=0, outputs=["all that the loop returned"], finished_stamps=((3, 7),))
     trajectories = [finished, Trajectory(session_id=1, turns=[turn]), Trajectory(session_id=2)]
     return PromptGroup(uid="group", prompt={"index": 0}, drawn_at_step=1, trajectories=trajectories)
@@ -46,7 +45,7 @@ def test_given_a_parked_group_then_all_that_the_pool_decides_by_is_still_there()
     parking.park(group)
     for name in ("age", "generated_tok", "has_started"):
         assert getattr(group, name) == getattr(whole, name)
-    assert group.versions() == whole.versions() and group.attachments() == whole.attachments()
+    assert group.versions() == whole.versions()
     assert [one.session_id for one in group.unfinished] == [1, 2]
     assert [one.stamps for one in group.trajectories] == [one.stamps for one in whole.trajectories]
     assert parking.with_tokens(group) == whole
@@ -56,11 +55,9 @@ def test_given_changes_in_the_pool_when_a_lane_opens_the_ticket_then_the_group_h
     group = interrupted_group()
     parking.park(group)
     group.trajectories[1].age = 4
-    group.detach()
     taken = asyncio.run(parking.unpark(parking.ticket_of(group)))
     expected = interrupted_group()
     expected.trajectories[1].age = 4
-    expected.detach()
     assert taken == expected
     assert parking.with_tokens(group) == expected
 
@@ -71,7 +68,7 @@ def test_given_a_ticket_then_it_carries_no_tokens_whether_a_worker_or_a_checkpoi
     for group in (parked, interrupted_group()):
         ticket = parking.ticket_of(group)
         assert not isinstance(ticket.content, bytes)
-        assert (ticket.unfinished, ticket.is_attached) == (2, True)
+        assert ticket.unfinished == 2
 
 
 def test_given_a_node_that_does_not_send_the_tokens_when_a_checkpoint_wants_them_then_it_says_so(monkeypatch) -> None:
@@ -160,10 +157,11 @@ def test_given_a_parked_group_when_it_starts_anew_then_nothing_of_it_is_kept() -
     assert group.parked is None and not group.has_started
 
 
-@pytest.mark.parametrize("strategy", [RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV])
-def test_given_rounds_that_are_interrupted_then_the_trainer_holds_counts_and_no_tokens(start, strategy) -> None:
+def test_given_rounds_that_are_interrupted_then_the_trainer_holds_counts_and_no_tokens(start) -> None:
     task = Task(length_of=lambda prompt_ids: 5 + 40 * (prompt_ids[0] % 2))
-    cluster = start(options(rollout_strategy=strategy, stop_rule=StopRuleName.FIRST_COMPLETED), task=task)
+    cluster = start(
+        options(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED), task=task
+    )
     seen = 0
     for _ in range(4):
         cluster.step()

@@ -39,7 +39,6 @@ SYSTEMS = {
     "discard drain": {"rollout_strategy": "discard", "stop_rule": "drain", "over_sampling_batch_size": 16},
     "partial": {"rollout_strategy": "partial", "over_sampling_batch_size": 24},
     "partial, pool": {"rollout_strategy": "partial", "over_sampling_batch_size": 32, "rollout_pool_size": 48},
-    "partial_stale_kv": {"rollout_strategy": "partial_stale_kv", "over_sampling_batch_size": 24},
     "consistent": {"rollout_strategy": "consistent", "over_sampling_batch_size": 16},
 }
 GROUPS = SCENARIO.train_batch_size

@@ -138,9 +138,9 @@ async def run(it: World, loop_class: type[AgentLoopBase], till: Till, runner: Ca
     )
 
 
-def a_world(pause_mode: str) -> World:
+def a_world() -> World:
     servers = {"a": TurnServer(token_s=1.0), "b": TurnServer(token_s=1.0)}
-    return World(servers, pause_mode=pause_mode, response_length=200, trajectory=Trajectory(session_id=0))
+    return World(servers, response_length=200, trajectory=Trajectory(session_id=0))
 
 
 async def interrupted_every(
@@ -166,7 +166,6 @@ async def interrupted_every(
         await it.balancer_handle.open.remote()
 
 
-@pytest.mark.parametrize("pause_mode", ["abort", "keep"])
 @pytest.mark.parametrize("tool_s", [1.5, 30.0])  # within a round, and many rounds long
 @pytest.mark.parametrize(
     ("loop_class", "turns", "calls", "period_s"),
@@ -178,13 +177,13 @@ async def interrupted_every(
     ],
 )
 def test_given_stops_at_any_time_then_the_loop_ends_as_if_nothing_had_happened(
-    pause_mode: str, loop_class: type[AgentLoopBase], turns: int, calls: int, period_s: float, tool_s: float
+    loop_class: type[AgentLoopBase], turns: int, calls: int, period_s: float, tool_s: float
 ) -> None:
     async def undisturbed() -> AgentLoopOutput:
-        return await run(a_world(pause_mode), loop_class, Till(tool_s), call_runner())
+        return await run(a_world(), loop_class, Till(tool_s), call_runner())
 
     async def disturbed() -> tuple[AgentLoopOutput, int, World]:
-        it = a_world(pause_mode)
+        it = a_world()
         output, rounds = await interrupted_every(it, loop_class, till, period_s)
         return output, rounds, it
 
@@ -200,6 +199,5 @@ def test_given_stops_at_any_time_then_the_loop_ends_as_if_nothing_had_happened(
     assert 0 in output.response_mask and sum(output.response_mask) == it.trajectory.generated_tok
     assert len(it.trajectory.turns) == turns and it.recorder.counts.diverged_tok == 0
     assert len({version for version, _ in it.trajectory.stamps}) > 1
-    assert all(turn.attachment is None for turn in it.trajectory.turns)
     packed = PackedOutput.pack(output, SampledTokens(it.trajectory.turns))
     assert [v for v, n in packed.stamps for _ in range(n)] == [v for v, n in it.trajectory.stamps for _ in range(n)]

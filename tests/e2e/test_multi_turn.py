@@ -169,8 +169,8 @@ def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_ano
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("run", ["partial_stale_kv"], indirect=True)
-def test_given_stale_kv_when_requests_go_on_under_new_weights_then_nothing_is_prefilled_again(run: Run):
-    assert set(run.metric("async_dapo/partial/reprefilled_tokens")) == {0.0}
+def test_given_stale_kv_when_requests_go_on_under_new_weights_then_their_kv_is_found_in_host_memory(run: Run):
+    assert sum(run.metric("async_dapo/partial/found_tokens")) > 0
 
 
 def test_given_a_strategy_when_it_trains_then_the_ledger_closes(run: Run):

@@ -35,12 +35,6 @@ OVERRIDES = (
     "trainer.resume_mode=auto",
     "trainer.max_actor_ckpt_to_keep=1",
 )
-HOST_KV = (
-    "actor_rollout_ref.rollout.free_cache_engine=True",
-    "++actor_rollout_ref.rollout.enable_sleep_mode=True",
-    "++actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=16",
-    "async_dapo.host_kv_gib=0.1",
-)
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +222,6 @@ def test_given_a_resume_when_a_version_s_weights_are_gone_then_its_groups_are_co
 def test_given_engines_that_sleep_when_requests_go_on_under_new_weights_then_they_find_their_kv_in_host_memory(
     assets, tmp_path
 ):
-    run = train(assets, tmp_path / "host_kv", steps=4, strategy="partial_stale_kv", overrides=HOST_KV)
+    run = train(assets, tmp_path / "host_kv", steps=4, strategy="partial_stale_kv")
     assert sum(run.metric("async_dapo/partial/found_tokens")) > 0
     assert sum(run.metric("async_dapo/failure/groups")) == 0 and all(map(ledger_closes, run.steps))

@@ -137,7 +137,7 @@ def test_given_a_run_when_it_is_checked_then_its_options_are_in_order(
     if device == "cuda":
         assert config.actor_rollout_ref.actor.use_dynamic_bsz
         assert config.actor_rollout_ref.model.use_remove_padding == (not case.family)
-        assert config.actor_rollout_ref.rollout.free_cache_engine == (case.name != "partial_stale_kv")
+        assert config.actor_rollout_ref.rollout.free_cache_engine
 
 
 def test_given_a_model_made_here_then_its_heads_have_real_sizes(tmp_path: Path) -> None:

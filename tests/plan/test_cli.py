@@ -92,14 +92,9 @@ def test_given_two_processes_then_rows_are_the_same_and_each_is_told(tmp_path, c
     assert told[0].startswith("simulated 1 rows, ") and told[-1].startswith(f"simulated {len(documents[0])} rows, ")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [("--kv-cache-dtype", "fp8"), ("--servers", "8", "--accelerator", "h100", "--gpu-memory-utilization", "0.85")],
-)
-def test_given_a_cache_that_no_training_keeps_over_weight_updates_then_it_is_not_planned(tmp_path, capsys, changes):
-    """Beside 0.85 of 80 GB for the engines, 8 GPUs have no room for 16 GB of an 8B model's FSDP state."""
+def test_given_a_cache_that_no_training_keeps_over_weight_updates_then_it_is_not_planned(tmp_path, capsys):
     path = tmp_path / "plan.json"
-    assert main(small(*changes, "--json", str(path))) == 0
+    assert main(small("--kv-cache-dtype", "fp8", "--json", str(path))) == 0
     strategies = {row["strategy"] for row in json.loads(path.read_text())["rows"] if not row["is_baseline"]}
     assert strategies == {"discard", "partial", "consistent"}
     assert "left out: partial_stale_kv: " in capsys.readouterr().out

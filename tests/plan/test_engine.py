@@ -95,18 +95,3 @@ def test_given_requests_when_aborted_then_every_token_of_a_whole_step_comes_back
     assert sum(one.generated_tok for one in done + back) == engine.counters.generated_tok
     assert sorted(one.owner for one in done + back) == list(range(len(given_arrivals)))
     assert engine.num_running == engine.num_waiting == 0 and engine.next_boundary_s == inf
-
-
-def test_given_running_requests_when_paused_and_resumed_then_no_prefill_is_repeated():
-    engine = Engine(cost_of(), max_num_seqs=4)
-    engine.submit(request(0, 50, 100), 0.0)
-    engine.run_boundary()
-    (paused,) = engine.pause(0.2)
-    tokens_before, prefilled_before = paused.deliver(), engine.counters.prefilled_tok
-
-    engine.resume(0.0)
-    finished = engine.run_boundary()
-
-    assert 0 < tokens_before < 100 and finished == [paused]
-    assert paused.deliver() == 100 - tokens_before
-    assert engine.counters.prefilled_tok == prefilled_before

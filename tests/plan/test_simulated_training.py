@@ -8,7 +8,6 @@ from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.concurrency import FIRST_SHARE, TOO_MANY, ConcurrencyState
 from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.staleness import StalenessLimit
-from recipe.async_dapo.core.trajectory import Attachment
 from recipe.async_dapo_lab.plan.costs import ServerConstants
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
@@ -91,7 +90,7 @@ def test_given_retired_groups_then_their_prompts_and_no_others_are_answered_anew
     def answer_anew(self: Workload, answers: Answers) -> None:
         answered.append(f"prompt-{answers.number}")
 
-    def retire(self: PromptPool, step: int) -> tuple[list[str], list[Attachment]]:
+    def retire(self: PromptPool, step: int) -> list[str]:
         given_up = unspied(self, step)
         again = [group for group in self.state().waiting if group.drawn_at_step == step]
         assert all(group.uid.startswith("retry") for group in again)

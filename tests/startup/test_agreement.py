@@ -89,7 +89,7 @@ def step(run, monkeypatch, caplog):
 
 
 MODES = ("none", "decoupled", "mixture", "bypass")
-STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.rollout.free_cache_engine=False")
+STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "async_dapo.host_kv_gib=1")
 
 
 @pytest.mark.parametrize("mode", MODES)

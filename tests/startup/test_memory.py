@@ -13,7 +13,7 @@ from recipe.async_dapo.startup.model_check import check_host_memory
 from recipe.async_dapo_lab.check import in_words
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 
-STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.rollout.free_cache_engine=False")
+AWAKE = "actor_rollout_ref.rollout.free_cache_engine=False"
 OFFLOADED = [f"actor_rollout_ref.actor.fsdp_config.{part}_offload=True" for part in ("param", "optimizer")]
 FULL = "actor_rollout_ref.rollout.gpu_memory_utilization=0.85"
 
@@ -64,11 +64,11 @@ ON_HOST = ("actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.fs
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ([FULL, *STALE_KV, *OFFLOADED], ["take 16.4 GB", "16.4 GB stay", "set at most 0.7"]),
+        ([FULL, AWAKE, *OFFLOADED], ["take 16.4 GB", "16.4 GB stay", "set at most 0.7"]),
         ([FULL], ["12.3 GB stay", *OFFLOADED]),  # an optimizer that stays while engines generate
         (ALONE, ["gradients and optimizer take 131.0 GB, a micro", "use more GPUs, or actor"]),
-        ([*LONG, LESS, *STALE_KV], ["a micro batch about 41"]),
-        ([LESS, *STALE_KV], []),
+        ([*LONG, LESS, AWAKE], ["a micro batch about 41"]),
+        ([LESS, AWAKE], []),
         ([FULL, *OFFLOADED], []),
         ([*ALONE, *ON_HOST], []),
         ([FULL, "actor_rollout_ref.actor.strategy=torchtitan"], []),

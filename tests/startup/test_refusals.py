@@ -108,7 +108,6 @@ async_dapo.max_loads_per_server=2016 rollout.max_num_seqs=2000 -> async_dapo.max
 rollout.nnodes=1 -> separate
 separate rollout.n_gpus_per_node=3 rollout.tensor_model_parallel_size=2 -> rollout.n_gpus_per_node=4
 rollout.tensor_model_parallel_size=2 -> trainer.n_gpus_per_node=2
-async_dapo.rollout_strategy=partial_stale_kv -> rollout.free_cache_engine=False
 async_dapo.host_kv_gib=1 -> async_dapo.rollout_strategy=partial_stale_kv
 host_kv rollout.enable_prefix_caching=False -> rollout.enable_prefix_caching=True
 host_kv rollout.data_parallel_size=2 -> rollout.data_parallel_size=1
@@ -144,7 +143,7 @@ ngram vllm.logits_processors=[a.Processor] -> vllm.logits_processors=null
 rollout.quantization=fp8 none -> decoupled
 vllm.quantization=fp8 bypass -> decoupled
 vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=0.5_3.0 -> correction.rollout_is_threshold=0.5_2.0
-vllm.kv-cache-dtype=fp8 stale_kv -> async_dapo.rollout_strategy=partial
+vllm.kv-cache-dtype=fp8 host_kv -> async_dapo.rollout_strategy=partial async_dapo.host_kv_gib=null
 vllm.kv_cache_dtype=fp8 vllm.calculate_kv_scales=True -> vllm.calculate_kv_scales=False
 vllm.moe_backend=flashinfer_trtllm -> vllm.moe_backend=triton
 vllm.worker_extension_cls=mine.Extension -> vllm.worker_extension_cls=null
@@ -157,6 +156,7 @@ algorithm.filter_groups.metric=null -> algorithm.filter_groups.enable=False
 rollout.n=1 -> algorithm.filter_groups.enable=False
 async_dapo.selection.by=history algorithm.filter_groups.enable=False -> async_dapo.selection.by=uniform
 async_dapo.rollout_strategy=discard async_dapo.max_tokens_per_round=16 -> async_dapo.rollout_strategy=partial
+async_dapo.rollout_strategy=partial_stale_kv -> async_dapo.host_kv_gib=1
 """
 LINES = EXAMPLES.strip().splitlines()
 
@@ -329,7 +329,6 @@ def test_an_option_that_another_one_shadows_must_agree_with_it(run):
         ("async_dapo.max_staleness=0", set()),  # an interrupted request starts anew
         ("head", {"continues", "drafts"}),  # it refuses stop strings
         ("ngram", {"continues", "drafts"}),
-        ("stale_kv", set()),
         ("host_kv", {"continues", "has_old_kv"}),
     ],
 )

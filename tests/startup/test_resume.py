@@ -130,9 +130,9 @@ def test_given_responses_that_the_options_do_not_fit_any_more_when_loaded_then_t
     resumed = buffer(run)
     resumed.restore(from_frames(to_frames(RolloutState(pool=state))))
     resumed.give_up_unfit(longest_trained_tok(config))
-    assert sorted(resumed.pool.retire(2)[0]) == given_up
+    assert sorted(resumed.pool.retire(2)) == given_up
     assert resumed.pool.check_ledger()["retired"] == len(given_up)
-    assert resumed.pool.retire(3) == ([], [])
+    assert not resumed.pool.retire(3)
 
 
 def stored(seq_len: int, *versions: int) -> store.TrajectoryTag:
@@ -178,7 +178,7 @@ def test_given_surplus_groups_that_this_strategy_keeps_none_of_when_loaded_then_
     resumed = buffer(run, *(f"async_dapo.{option}" for option in options.split()))
     resumed.restore(from_frames(to_frames(RolloutState(pool=state))))
     resumed.give_up_unfit(64)
-    assert sorted(resumed.pool.retire(3)[0]) == given_up
+    assert sorted(resumed.pool.retire(3)) == given_up
     ledger = resumed.pool.check_ledger()
     assert ledger["retired"] == ledger["waiting"] == len(given_up) == 4 - ledger["buffered"]
 

@@ -10,7 +10,7 @@ import pytest
 from verl.workers.rollout.replica import TokenOutput
 
 from recipe.async_dapo.calls import Recorder, TrajectoryInterrupted, current_recorder
-from recipe.async_dapo.core.trajectory import Attachment, Trajectory
+from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 
@@ -48,12 +48,11 @@ class World:
     latency_s: float | Callable[[str], float] = LATENCY_S
     trajectory: Trajectory = field(default_factory=lambda: Trajectory(session_id=0))
     response_length: int = 100
-    pause_mode: str = "abort"
     drafts: bool = False
 
     def __post_init__(self) -> None:
         self.handles = {name: FakeHandle(server, latency_s=self.latency_s) for name, server in self.servers.items()}
-        self.balancer = GlobalLoadBalancer(self.handles, router_options(4, pause_mode=self.pause_mode))
+        self.balancer = GlobalLoadBalancer(self.handles, router_options(4))
         self.balancer_handle = FakeHandle(self.balancer, latency_s=self.latency_s)
         self.client = llm_client(self.balancer_handle, response_length=self.response_length, drafts=self.drafts)
         self.recorder = Recorder(trajectory=self.trajectory)
@@ -86,8 +85,8 @@ def assert_whole(output: TokenOutput) -> None:
     assert output.log_probs == pytest.approx([log_prob_of(token) for token in ALL_TOKENS])
 
 
-async def stopped_at(it: World, time_s: float, **sampling_params: Any) -> list[Attachment]:
-    """Generate until engines stop, and let the next round open with new weights. Returns what stays in an engine."""
+async def stopped_at(it: World, time_s: float, **sampling_params: Any) -> None:
+    """Generate until engines stop, and let the next round open with new weights."""
     turn = asyncio.create_task(ending_of(it.generate(**sampling_params)))
     await asyncio.sleep(time_s)
     await it.balancer_handle.stop.remote()
@@ -97,7 +96,6 @@ async def stopped_at(it: World, time_s: float, **sampling_params: Any) -> list[A
     for handle in it.handles.values():
         await handle.set_global_steps.remote(1)
     await it.balancer_handle.open.remote()
-    return [turn.attachment for turn in it.trajectory.turns if turn.attachment is not None]
 
 
 async def ending_of(awaitable: Awaitable[Any]) -> BaseException | None:

@@ -18,7 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from recipe.async_dapo.config.values import MOST_DRAFT_TOK, SPECULATIVE_CONFIGS, Drafts
 from recipe.async_dapo.engines.load_meter import LoadMeter
-from recipe.async_dapo.engines.protocol import ABORTED, PAUSED
+from recipe.async_dapo.engines.protocol import ABORTED
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 
 from .rescaled_receiver import RescaledReceiver
@@ -30,7 +30,6 @@ LIKELY = 2  # tokens to sample from: so few that answers of a model that knows n
 LIMIT_TOK = 96
 PART_TOK = 40  # under each of two policies
 FACTOR = 0.8  # from one to the other
-SENDS_BACK = ("abort", "keep")  # modes of a stop in which requests come back
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -58,9 +57,14 @@ async def answers(
 
 
 async def go_on(
-    server: AsyncDAPOServer, group: str, tokens: list[list[int]], limit_tok: int, params: dict[str, Any], mode: str = ""
+    server: AsyncDAPOServer,
+    group: str,
+    tokens: list[list[int]],
+    limit_tok: int,
+    params: dict[str, Any],
+    stops: bool = False,
 ) -> Counter[str]:
-    """Continue some answers up to so many tokens, with an interruption on the way if a mode is named. Returns how often
+    """Continue some answers up to so many tokens, with an interruption on the way if it stops. Returns how often
     they came back, and why.
     """
     opened, back, returns = asyncio.Event(), asyncio.Event(), Counter[str]()
@@ -79,18 +83,15 @@ async def go_on(
             name = f"{group}-{number}-{limit_tok}-{len(own)}"
             rest = asked | {"max_tokens": limit_tok - len(own)}
             reason = take(own, await server.generate(PROMPT + own, rest, name))
-            while reason == PAUSED:
-                await opened.wait()
-                reason = take(own, await server.reattach(name))
             if reason == ABORTED:
                 await opened.wait()
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(len(tokens)):
             tasks.create_task(answer(number))
-        if mode:
+        if stops:
             await server.generate(PROMPT, asked | {"max_tokens": 2}, f"{group}-meanwhile")
-            await server.stop_generation(mode)
+            await server.stop_generation()
             await back.wait()
             await server.allow_generation()
         opened.set()
@@ -100,15 +101,14 @@ async def go_on(
 async def interrupted(
     server: AsyncDAPOServer, group: str, count: int, **params: Any
 ) -> tuple[list[list[int]], Counter[str]]:
-    """Tokens of answers that are aborted, or frozen, and go on; and after a weight update go on again. And how often
+    """Tokens of answers that are aborted and go on; and after a weight update go on again. And how often
     they came back before the update, and why.
     """
     all_tokens, returns = [], Counter[str]()
     for number in range(count // 64):
         tokens: list[list[int]] = [[] for _ in range(64)]
         name = f"{group}-{number}"
-        mode = SENDS_BACK[number % len(SENDS_BACK)]
-        returns += await go_on(server, name, tokens, PART_TOK, params, mode)
+        returns += await go_on(server, name, tokens, PART_TOK, params, stops=True)
         await update(server, FACTOR)
         await go_on(server, name, tokens, 2 * PART_TOK, params)
         await update(server, 1 / FACTOR)

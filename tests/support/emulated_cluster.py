@@ -94,7 +94,7 @@ class EmulatedCluster(Cluster):
     def check(self, batch: KVBatchMeta) -> None:
         super().check(batch)
         held = sum(engine.model.num_running + engine.model.num_waiting for engine in self.emulated)
-        assert held == 0 or self.options.keeps_kv
+        assert held == 0
 
     def check_trajectory(self, fields: dict[str, Any], tag: dict[str, Any]) -> None:
         tokens = fields["responses"].tolist()
@@ -104,10 +104,4 @@ class EmulatedCluster(Cluster):
         assert sum(count for _, count in tag["segments"]) == len(tokens)
 
     def check_engines(self) -> None:
-        kept = {a.lease_id for group in self.buffer.pool.buffered for a in group.attachments()}
-        assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_queued
-
-    def _own_tasks(self) -> set[str]:
-        """A kept request is a task of its server, which is in this loop too."""
-        tasks = super()._own_tasks()
-        return set() if self.options.keeps_kv else tasks
+        assert not self.balancer._table.held_lease_ids and not self.balancer._table.num_queued

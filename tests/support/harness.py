@@ -15,7 +15,12 @@ from typing import Any
 
 from recipe.async_dapo_lab.quickstart.activation import run_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
-from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
+from recipe.async_dapo_lab.quickstart.overrides import (
+    RunSettings,
+    host_kv_overrides,
+    recipe_overrides,
+    verl_overrides,
+)
 from recipe.async_dapo_lab.quickstart.supervision import RayFolder
 
 from .doors import SECRETS, Doors
@@ -115,7 +120,9 @@ def train(
         settings = RunSettings(
             assets=assets, output=folder, ray_folder=ray_folder.path, steps=steps, seed=0, engines=engines
         )
-        own = [] if strategy is None else recipe_overrides(strategy=strategy, stop_rule=stop_rule)
+        own = [] if strategy is None else [*recipe_overrides(strategy=strategy, stop_rule=stop_rule)]
+        if strategy == "partial_stale_kv" and "async_dapo.placement=separate" not in overrides:
+            own += host_kv_overrides(HOST_KV_GIB)
         command = [sys.executable, "-m", module, *verl_overrides(settings), *own, *_QUICK, *overrides]
         process = ForkedTraining(
             command,
@@ -165,6 +172,7 @@ def train_at_once(*runs: Callable[[], Run]) -> list[Run]:
 
 
 # No validation and no TensorBoard; the inspection's probes are one micro-batch of log-probs.
+HOST_KV_GIB = 0.1  # where `partial_stale_kv` keeps KV
 _QUICK = (
     "trainer.val_before_train=False",
     "trainer.test_freq=-1",

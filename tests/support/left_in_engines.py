@@ -28,7 +28,7 @@ class World:
 
     stops_for_weights = True
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, random: Random, pause_mode: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, random: Random) -> None:
         monkeypatch.setattr(load_balancer, "ray", SimpleNamespace(kill=FakeHandle.kill))
         latency_s = random.choice([0.01, 0.25, lambda method: random.choice([0.0, 0.3, random.uniform(0, 3)])])
         self.engines = {name: ScriptedEngine(random.randint(8, 30)) for name in NAMES}
@@ -38,13 +38,12 @@ class World:
         }
         self.handles = {name: FakeHandle(server, latency_s=latency_s) for name, server in self.servers.items()}
         self.version = 0
-        self.pause_mode = pause_mode
         self.balancer = self._make_balancer()
         handle = FakeHandle(self.balancer, latency_s=latency_s)
-        self.client = llm_client(handle, continues=pause_mode == "abort", rolling=not self.stops_for_weights)
+        self.client = llm_client(handle, continues=True, rolling=not self.stops_for_weights)
 
     def _make_balancer(self) -> GlobalLoadBalancer:
-        return GlobalLoadBalancer(self.handles, router_options(3, pause_mode=self.pause_mode))
+        return GlobalLoadBalancer(self.handles, router_options(3))
 
     async def begin(self) -> None:
         await self.balancer.open()
@@ -67,18 +66,15 @@ class World:
     async def trajectory(self, number: int) -> None:
         """Over as many rounds as it takes; a cancelled one is given up, as one of a group that has failed is."""
         trajectory = Trajectory(session_id=0)
-        try:
-            while True:
-                current_recorder.set(recorder := Recorder(trajectory=trajectory))
-                try:
-                    await self.client.generate(f"request-{number}", prompt_ids=[number], sampling_params={})
-                    return
-                except asyncio.CancelledError:
-                    if not recorder.rests:
-                        raise
-                await asyncio.sleep(0.5)  # until the next round
-        finally:
-            self.client.abandon([turn.attachment for turn in trajectory.turns if turn.attachment is not None])
+        while True:
+            current_recorder.set(recorder := Recorder(trajectory=trajectory))
+            try:
+                await self.client.generate(f"request-{number}", prompt_ids=[number], sampling_params={})
+                return
+            except asyncio.CancelledError:
+                if not recorder.rests:
+                    raise
+            await asyncio.sleep(0.5)  # until the next round
 
     async def check_leases(self) -> None:
         held = self.balancer._table.held_lease_ids

@@ -93,7 +93,7 @@ class Run:
     def one_step(self) -> None:
         self.step += 1
         again_before, tok = self.again, self.tokens_held()
-        retired_uids, _ = self.pool.retire(self.step)
+        retired_uids = self.pool.retire(self.step)
         fresh = self.draw(missing) if (missing := self.pool.missing_for_round(self.step)) else []
         groups = self.pool.dispatch()
         must_finish = self.pool.must_finish(self.step)

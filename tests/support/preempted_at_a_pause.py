@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.engines.load_meter import LoadMeter
-from recipe.async_dapo.engines.protocol import MORE, PAUSED
+from recipe.async_dapo.engines.protocol import MORE
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 
 from .scripted_engine import start_server
@@ -40,13 +40,11 @@ class Preemptions:
     def log(self) -> None: ...
 
 
-async def to_its_end(server: AsyncDAPOServer, name: str, is_open: asyncio.Event) -> list[tuple[int, int]]:
+async def to_its_end(server: AsyncDAPOServer, name: str) -> list[tuple[int, int]]:
     """Its segments."""
     output = await server.generate(PROMPT, dict(PARAMS), name)
     segments = list(output.extra_fields["segments"])
-    while output.stop_reason in (MORE, PAUSED):
-        if output.stop_reason == PAUSED:
-            await is_open.wait()
+    while output.stop_reason == MORE:
         output = await server.reattach(name)
         segments += output.extra_fields["segments"]
     return segments
@@ -58,14 +56,13 @@ async def main(model: str) -> dict[str, Any]:
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **arguments))
     meter = LoadMeter.attach(engine)
     engine.logger_manager.stat_loggers.append(preemptions := Preemptions())
-    server, is_open = start_server(pytest.MonkeyPatch(), engine, delivery_tok=BLOCK_TOK), asyncio.Event()
-    both = [asyncio.create_task(to_its_end(server, name, is_open)) for name in ("first", "second")]
+    server = start_server(pytest.MonkeyPatch(), engine, delivery_tok=BLOCK_TOK)
+    both = [asyncio.create_task(to_its_end(server, name)) for name in ("first", "second")]
     await preemptions.happened.wait()
-    await server.stop_generation("keep")
+    await server.stop_generation("hold")
     before, waiting = preemptions.counts, [sum(meter._waiting.values()), vllms_own("num_requests_waiting")]
     await server.set_global_steps(1)
     await server.allow_generation()
-    is_open.set()
     segments = [await each for each in both]
     later = [await server.generate(PROMPT, PARAMS | {"max_tokens": 4}, name) for name in ("third", "fourth")]
     counted = counts(meter) | {"waiting": waiting}

@@ -37,7 +37,6 @@ SHORT = {
     "separate": "async_dapo.placement=separate rollout.nnodes=1 rollout.n_gpus_per_node=1",
     "ngram": "vllm.speculative_config={method:ngram,num_speculative_tokens:3}",
     "head": "model.mtp.enable=True model.mtp.enable_rollout=True",
-    "stale_kv": "async_dapo.rollout_strategy=partial_stale_kv rollout.free_cache_engine=False",
     "host_kv": "async_dapo.rollout_strategy=partial_stale_kv async_dapo.host_kv_gib=1",
     "replay": "rollout.enable_rollout_routing_replay=True",
     "reward_model": "reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True "

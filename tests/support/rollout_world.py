@@ -13,7 +13,7 @@ from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.outcome import GroupOutcome
 from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.round import GroupEvent
-from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Trajectory
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.agent_loops import KeptLoops
 from recipe.async_dapo.rollout.call_runner import CallRunner
 from recipe.async_dapo.rollout.group_rollout import GroupRollout
@@ -110,7 +110,6 @@ def rollout(
     kept: KeptLoops | None = None,
     carries: bool = True,
     tell: Callable[[str, GroupEvent], None] = lambda uid, event: None,
-    abandon: Callable[[list[Attachment]], None] = lambda attachments: None,
 ) -> GroupRollout:
     reward = reward_options(on_error=on_error)
     options: Any = SimpleNamespace(
@@ -129,5 +128,4 @@ def rollout(
         options=options,
         validates=keeps_failures,
         tell=tell,
-        abandon=abandon,
     )

@@ -13,4 +13,4 @@ def router_options(max_per_server: int, **changes: Any) -> dict[str, Any]:
     """
     balance = {"max_per_server": max_per_server, **FREE}
     balance |= {name: changes.pop(name) for name in FREE if name in changes}
-    return {"balance": balance, "pause_mode": "abort", "engine_timeout_s": 3600.0, **changes}
+    return {"balance": balance, "engine_timeout_s": 3600.0, **changes}

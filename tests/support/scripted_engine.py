@@ -107,6 +107,7 @@ class ScriptedEngine:
             yield chunk
 
     async def is_sleeping(self) -> bool:
+        self._check_alive()
         return False
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:

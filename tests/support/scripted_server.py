@@ -53,7 +53,7 @@ class ScriptedServer:
         length_of: response length of a prompt [tokens], by the prompt without what was generated before.
         token_s: time per token [s].
         prompt_len_tok: length of all prompts: what follows is a response to be continued [tokens].
-        delivery_tok: tokens that are worth a delivery; None = only at the end, or at a pause [tokens].
+        delivery_tok: tokens that are worth a delivery; None = only at the end [tokens].
         hangs: whether aborts are ignored, and the engine never goes to sleep.
         routes: whether to tell of experts: of each token, its position and the policy version that has read it.
     """
@@ -75,7 +75,7 @@ class ScriptedServer:
         self.hangs, self._routes = hangs, routes
         self.global_steps = 0
         self.is_stopped = False
-        self.running: dict[str, ScriptedRequest] = {}  # in the engine, frozen or not
+        self.running: dict[str, ScriptedRequest] = {}  # in the engine, held or not
         self.ended: dict[str, ScriptedRequest] = {}  # not fetched yet
         self.aborted_before: set[str] = set()  # before they arrived
         self.generated: dict[str, list[int]] = {}  # request -> tokens, of every request that has ended
@@ -84,7 +84,6 @@ class ScriptedServer:
         self.kv_room_tok, self.max_num_seqs = 4096, 256
         self._decodes = asyncio.Event()
         self._decodes.set()
-        self._paused = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -106,23 +105,18 @@ class ScriptedServer:
         if request is None:
             return self._output(ScriptedRequest([], 0, 0), "unknown")
         assert request.decoding is not None
-        paused = asyncio.create_task(self._paused.wait(), name=f"{REMOTE} pause")
         piece = asyncio.create_task(request.has_piece.wait(), name=f"{REMOTE} piece")
-        await asyncio.wait([request.decoding, paused, piece], return_when=asyncio.FIRST_COMPLETED)
-        paused.cancel()
+        await asyncio.wait([request.decoding, piece], return_when=asyncio.FIRST_COMPLETED)
         piece.cancel()
         if not request.decoding.done():
-            return self._output(request, "paused" if self._paused.is_set() else "more")
+            return self._output(request, "more")
         self.ended.pop(request_id, None)
         return self._output(request, "aborted" if request.finish_reason == "abort" else "completed")
 
     async def stop_generation(self, mode: str = "abort") -> EngineLoad:
         self.is_stopped = True
         stopped = list(self.running)
-        if mode == "keep":
-            self._decodes.clear()
-            self._paused.set()
-        elif mode == "hold":
+        if mode == "hold":
             self._decodes.clear()
             await self.abort_requests([key for key in stopped if not self.running[key].token_ids])
         else:
@@ -136,7 +130,6 @@ class ScriptedServer:
 
     async def go_on(self) -> EngineLoad:
         self.is_stopped = False
-        self._paused.clear()
         self._decodes.set()
         return self.load
 

@@ -100,8 +100,7 @@ class Cluster:
         self.check(batch)
         for key in batch.keys:
             del self.store.rows[store.TRAIN][key]
-        if not self.options.keeps_kv:
-            self.engines.sleep_replicas()
+        self.engines.sleep_replicas()
         return metrics
 
     def update_weights(self) -> None:
@@ -114,7 +113,6 @@ class Cluster:
             "index": list(range(num_prompts)),
         }
         prompts = get_tensordict(rows, non_tensor_dict={"global_steps": self.step_number, "validate": True})
-        self.buffer.free_engines()
         self.manager.generate_sequences(prompts)
         return self.buffer.sample(self.step_number, store.VAL, num_prompts)[0]
 
@@ -171,12 +169,9 @@ class Cluster:
             assert len(set(versions)) == 1
 
     def check_engines(self) -> None:
-        attachments = [a for group in self.buffer.pool.buffered for a in group.attachments()]
-        kept = {a.lease_id for a in attachments if a.server_id in self.balancer._table.inflight}  # no server has died
-        assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_queued
+        assert not self.balancer._table.held_lease_ids and not self.balancer._table.num_queued
         alive = [handle.target for handle in self.server_handles if not handle.is_dead]
-        held = {request_id for server in alive for request_id in (*server.running, *server.ended)}
-        assert held == kept and (self.options.keeps_kv or not kept)
+        assert not [server for server in alive if server.running or server.ended]
         most = self.options.max_loads_per_server or 999
         assert all(server.max_running <= most for server in self.servers)
 
@@ -227,7 +222,7 @@ class Cluster:
         manager.agent_loop_workers = self.worker_handles
         manager._options = self.options
         manager._balancer, manager._coordinator = self.balancer_handle, self.coordinator_handle
-        manager._round_id, manager._worker_refs, manager._frozen, manager._capacity = "", [], {}, None
+        manager._round_id, manager._worker_refs, manager._capacity = "", [], None
         self._connect()
         for index, worker in enumerate(self.worker_handles):
             self.ray.get(worker.attach.remote(self.coordinator_handle, index, worker))

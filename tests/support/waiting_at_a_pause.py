@@ -77,17 +77,15 @@ async def main(model: str) -> dict[str, Any]:
     second = asyncio.create_task(server.generate(PROMPT, PARAMS | {"max_tokens": 4}, "second"))
     while "second" not in server._requests._requests:  # noqa: ASYNC110 (nobody says so)
         await asyncio.sleep(0)
-    await server.stop_generation("keep")
-    frozen, waiting = await server.reattach("first"), await second
-    usage = kv_usage(engine, meter, len(PROMPT) + len(piece.token_ids) + len(frozen.token_ids))
+    await server.stop_generation("hold")
+    waiting, held = await second, server._requests.get("first")
+    assert held is not None
+    usage = kv_usage(engine, meter, len(PROMPT) + len(piece.token_ids) + len(held.token_ids))
     await server.set_global_steps(1)
     await server.allow_generation()
-    if waiting.stop_reason == "paused":
-        again = await server.reattach("second")
-    else:
-        again = await server.generate(PROMPT, PARAMS | {"max_tokens": 4}, "second again")
+    again = await server.generate(PROMPT, PARAMS | {"max_tokens": 4}, "second again")
     same = await server.generate(PROMPT, PARAMS | {"max_tokens": 4}, "third")
-    outputs = {"piece": piece, "frozen": frozen, "waiting": waiting, "again": again, "same": same}
+    outputs = {"piece": piece, "waiting": waiting, "again": again, "same": same}
     seen = {"kv_usage": usage, "counts": counts(meter)}
     engine.shutdown()
     return {name: described(output) for name, output in outputs.items()} | seen

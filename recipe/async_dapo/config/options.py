@@ -180,6 +180,9 @@ TOGETHER = (
          and (it.rollout_strategy is not RolloutStrategy.PARTIAL or not it.keeps_tokens),
          "async_dapo.rollout_strategy={it.rollout_strategy} with async_dapo.max_staleness={it.max_staleness} cannot "
          "set a trajectory aside; choose partial with max_staleness=1 or more, or leave it null"),
+    Rule("async_dapo.host_kv_gib", lambda it: it.has_old_kv and not it.is_separate and it.host_kv_gib is None,
+         "engines that share GPUs sleep while the actor trains, and async_dapo.rollout_strategy=partial_stale_kv keeps "
+         "their KV cache in host memory; set the GiB for each GPU, such as 32, or choose partial"),
 )
 # fmt: on
 
@@ -305,9 +308,9 @@ class AsyncDAPOConfig:
         return self.stop_rule is StopRuleName.FIFO and not self.keeps_tokens
 
     @property
-    def keeps_kv(self) -> bool:
-        """Whether interrupted requests stay in their engines over the weight update."""
-        return self.has_old_kv and self.host_kv_gib is None
+    def holds_kv(self) -> bool:
+        """Whether requests stay in their engines while these get new weights, which engines of their own do in turn."""
+        return self.has_old_kv and self.is_separate
 
     @property
     def has_old_kv(self) -> bool:
@@ -353,7 +356,6 @@ class AsyncDAPOConfig:
                 "keeps_siblings": self.drafts is Drafts.SUFFIX,
                 "keeps_kv": self.host_kv_gib is not None,
             },
-            "pause_mode": "keep" if self.keeps_kv else "abort",
             "engine_timeout_s": self.engine_timeout_s,
         }
 

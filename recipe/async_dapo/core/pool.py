@@ -20,7 +20,7 @@ from .over_sampling import AtHand, OverSampling
 from .round import RoundSummary
 from .staleness import StalenessLimit
 from .stop_rules import StopRuleName
-from .trajectory import Attachment, PromptGroup
+from .trajectory import PromptGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,13 +251,6 @@ class PromptPool:
         self._carried = [carried for carried in self._carried if carried.uid not in uids]
         return taken
 
-    def detach(self) -> list[Attachment]:
-        """Let go of every request that is still in an engine. Returns them; their trajectories keep their tokens."""
-        attachments = [attachment for group in self._buffered for attachment in group.attachments()]
-        for group in self._buffered:
-            group.detach()
-        return attachments
-
     def check_ledger(self) -> dict[str, int]:
         """All terms of the ledger; see `Ledger.check`. Groups of a round that goes on count as waiting."""
         return self.ledger.check(
@@ -277,7 +270,7 @@ class PromptPool:
         )
 
     def restore(self, state: PoolState) -> None:
-        """Go on from a checkpoint; the engines hold nothing of it.
+        """Go on from a checkpoint.
 
         Raises:
             LedgerError: if it does not account for every prompt.
@@ -287,7 +280,6 @@ class PromptPool:
         self._carried = list(state.carried)
         self._deferred = _DeferredPrompts(state.deferred)
         self.ledger = state.ledger
-        self.detach()
         self.check_ledger()
 
     def note_unfit(self, uids: Iterable[str]) -> None:
@@ -338,13 +330,13 @@ class PromptPool:
             trajectory.age += 1
         self._buffered.append(group)
 
-    def retire(self, step: int) -> tuple[list[str], list[Attachment]]:
+    def retire(self, step: int) -> list[str]:
         """Give up groups of which no token could be trained on any more, or whose agent loops are gone; and those of a
         checkpoint that have begun, where none may go on under another policy, or that are unfit. Their prompts are
         queued again.
 
         Returns:
-            Their uids, and the requests of theirs that are still in an engine.
+            Their uids.
         """
         limit, unfit, self._unfit = self._staleness, self._unfit, frozenset()
         groups = [c.group for c in self._carried if c.uid in unfit or limit.is_too_stale(c.newest_version, step)] + [
@@ -356,7 +348,6 @@ class PromptPool:
             or limit.is_too_stale(max(g.versions(), default=None), step)
         ]
         uids = {group.uid: None for group in groups}
-        attachments = [attachment for group in groups for attachment in group.attachments()]
         self._lost_loops += sum(group.lost_loops for group in groups)
         self._retired_tok += sum(carried.generated_tok for carried in self._take_carried(uids))
         self._buffered = [group for group in self._buffered if group.uid not in uids]
@@ -367,4 +358,4 @@ class PromptPool:
         self._places.update(zip((group.uid for group in again), places, strict=True))
         self._queue_again(again)
         self._retired_tok += sum(group.restart() for group in groups)
-        return [*uids], attachments
+        return [*uids]

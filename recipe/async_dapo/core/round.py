@@ -9,9 +9,6 @@
 
 The coordinator actor holds the current round and turns what changed into events; the simulator drives the same class.
 
-A group with frozen requests (`partial_stale_kv`) starts first and ignores the pool limit. Its requests hold
-capacity of servers until it starts; making it wait for some could deadlock.
-
 A fresh group waits while those that have begun may already fill every step in which they can be trained: what is begun
 beyond that would become too stale, however soon it ended.
 """
@@ -158,11 +155,9 @@ class Round:
     @property
     def _startable(self) -> Sequence[GroupState]:
         """States of the waiting groups that may start now."""
-        if self.is_halted:
+        if self.is_halted or not self._groups.has_capacity:
             return ()
-        if not self._groups.has_capacity:
-            return (GroupState.FROZEN,)
-        return WAITING if self._can_be_trained else (GroupState.FROZEN, GroupState.BEGUN)
+        return WAITING if self._can_be_trained else (GroupState.BEGUN,)
 
     @property
     def _can_be_trained(self) -> bool:
@@ -176,7 +171,7 @@ class Round:
     @property
     def _num_begun(self) -> int:
         """Groups that run, or wait and have begun before."""
-        return self._groups.num(GroupState.RUNNING, GroupState.BEGUN, GroupState.FROZEN)
+        return self._groups.num(GroupState.RUNNING, GroupState.BEGUN)
 
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
         """Add waiting groups, in order of start."""

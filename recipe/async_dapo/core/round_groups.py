@@ -1,10 +1,10 @@
 """The groups of an open round: the state of each, which starts next on which worker, and how much runs.
 
-    add -> FROZEN | BEGUN | FRESH  --start-->  RUNNING  --remove--> gone: its outcome is the round's
+    add -> BEGUN | FRESH  --start-->  RUNNING  --remove--> gone: its outcome is the round's
 
 Waiting groups stand in lines, in the order in which they were added: one line for each state and home. A worker starts
-frozen groups first, those at home with it before the others, then begun ones, then fresh ones. It takes a group that is
-at home elsewhere only when there is no other, and if that can go on without its home.
+begun groups first, then fresh ones. It takes a group whose agent loop rests on another worker only if it has no other
+one, and if that loop can be replayed.
 """
 
 from collections import Counter, deque
@@ -18,13 +18,12 @@ from typing import Any
 class GroupState(StrEnum):
     """Where a group of the open round is."""
 
-    FROZEN = "frozen"  # waits; its requests rest in their engines, and hold capacity there
     BEGUN = "begun"  # waits, with what it has generated in earlier rounds
     FRESH = "fresh"  # waits, and has generated nothing
     RUNNING = "running"  # a lane runs it, some of its trajectories may wait for calls of tools
 
 
-WAITING = (GroupState.FROZEN, GroupState.BEGUN, GroupState.FRESH)  # in the order in which they start
+WAITING = (GroupState.BEGUN, GroupState.FRESH)  # in the order in which they start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,6 @@ class WaitingGroup:
     unfinished: int  # trajectories that are to be generated
     is_certain: bool = False  # its finished trajectories differ: it will be valid
     has_begun: bool = False  # in an earlier round
-    is_attached: bool = False  # requests of its that were frozen in their engines are still there
     oldest_version: int | None = None  # of its tokens
     home: int | None = None  # the worker where agent loops of it rest
     is_bound: bool = False  # some of those can only go on there
@@ -44,8 +42,6 @@ class WaitingGroup:
 
     @property
     def state(self) -> GroupState:
-        if self.is_attached:
-            return GroupState.FROZEN
         return GroupState.BEGUN if self.has_begun else GroupState.FRESH
 
 
@@ -82,7 +78,7 @@ class RoundGroups:
         self._lines: dict[_Line, deque[tuple[int, str]]] = {}  # (position in the order of all, uid)
         self._order = count()
         self._num: Counter[GroupState] = Counter()
-        self._unfinished = self._in_calls = 0  # trajectories of frozen and running groups
+        self._unfinished = self._in_calls = 0  # trajectories of running groups
         self.num_certain = 0
         self.in_calls_max = 0  # most that waited for calls at once [trajectories]
 
@@ -100,7 +96,7 @@ class RoundGroups:
 
     @property
     def has_capacity(self) -> bool:
-        """Whether another group may start, one that holds no capacity of engines yet."""
+        """Whether another group may start."""
         generate = self._unfinished - self._in_calls
         is_open = self._pool_size is None or generate < self._pool_size
         return is_open and (self._most_unfinished is None or self._unfinished < self._most_unfinished)
@@ -116,9 +112,7 @@ class RoundGroups:
             self._entries[group.prompt_uid] = entry
             self._num[state] += 1
             self.num_certain += group.is_certain
-            if state is GroupState.FROZEN:
-                self._unfinished += group.unfinished
-            is_bound = group.home is not None and (group.is_bound or state is GroupState.FROZEN)
+            is_bound = group.home is not None and group.is_bound
             line = self._lines.setdefault(_Line(state, group.home, is_bound), deque())
             line.append((next(self._order), group.prompt_uid))
 
@@ -136,8 +130,7 @@ class RoundGroups:
         if not self._lines[line]:
             del self._lines[line]
         entry = self._entries.pop(uid)
-        if entry.state is not GroupState.FROZEN:
-            self._unfinished += entry.unfinished
+        self._unfinished += entry.unfinished
         self._num[entry.state] -= 1
         self._num[GroupState.RUNNING] += 1
         entry.state = GroupState.RUNNING
@@ -181,9 +174,4 @@ class RoundGroups:
         near = [line for line in lines if line.home in (None, worker)]
         far = [line for line in lines if not line.is_bound]
 
-        def position(line: _Line) -> tuple[int, bool, tuple[int, str]]:
-            # A worker has lanes for all groups that froze in it: if it begins with these, they start at once.
-            is_anyones = line.state is GroupState.FROZEN and line.home is None
-            return WAITING.index(line.state), is_anyones, self._lines[line][0]
-
-        return min(near or far, key=position, default=None)
+        return min(near or far, key=lambda line: (WAITING.index(line.state), self._lines[line][0]), default=None)

@@ -41,14 +41,6 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attachment:
-    """An unfinished request that is still in its engine, frozen with its KV cache, and the lease it holds."""
-
-    server_id: str
-    lease_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Suspension:
     """Where the agent loop of an interrupted trajectory rests, alive."""
 
@@ -64,7 +56,6 @@ class Turn:
     prompt_len_tok: int
     segments: list[Segment] = field(default_factory=list)
     finish_reason: str | None = None  # the engine's own word; None while the turn is unfinished
-    attachment: Attachment | None = None
     routes: Routes | None = None  # of its context, prompt included; None without router replay
     counts: Counter[str] = field(default_factory=Counter)  # what engines say of its requests; not in checkpoints
 
@@ -105,7 +96,7 @@ class Trajectory:
     @property
     def has_started(self) -> bool:
         """Whether it has anything to lose; a turn that no engine has begun is nothing."""
-        is_asked = any(turn.segments or turn.attachment is not None for turn in self.turns)
+        is_asked = any(turn.segments for turn in self.turns)
         return self.is_finished or is_asked or bool(self.calls) or self.suspension is not None
 
     @property
@@ -204,17 +195,6 @@ class PromptGroup:
     def lost_loops(self) -> int:
         """Trajectories that cannot go on [count]."""
         return sum(trajectory.is_lost for trajectory in self.trajectories)
-
-    def attachments(self) -> list[Attachment]:
-        """Its requests that are still in an engine."""
-        turns = (turn for trajectory in self.trajectories for turn in trajectory.turns)
-        return [turn.attachment for turn in turns if turn.attachment is not None]
-
-    def detach(self) -> None:
-        """Forget requests of engines that are gone: they are continued by a new prefill."""
-        for trajectory in self.trajectories:
-            for turn in trajectory.turns:
-                turn.attachment = None
 
     def take_tokens(self) -> "PromptGroup":
         """Let go of its tokens, but not of their numbers. Returns a copy that has them, and that nothing changes any

@@ -21,7 +21,7 @@ from ..calls import Recorder, TrajectoryInterrupted, array_of, call_id, current_
 from ..config.values import ConfigError
 from ..core.journal import name_of
 from ..core.step import Step, next_step
-from ..core.trajectory import Attachment, BrokenRecord, Trajectory, Turn
+from ..core.trajectory import BrokenRecord, Trajectory, Turn
 from ..record.plain_values import AGENT_LOOP
 from .engine_requests import EngineRequests
 from .protocol import FOUND
@@ -250,12 +250,12 @@ class AsyncDAPOLLMClient(LLMServerClient):
 
     async def _request(self, recorder: Recorder, turn: Turn, asked: _Asked) -> None:
         """One request for the turn's next tokens, counted."""
-        if asked.is_whole and turn.attachment is None:
+        if asked.is_whole:
             recorder.lose(turn)
         before_tok = turn.generated_tok
         left_tok = asked.budget_tok - before_tok
         limit_tok = int(min(left_tok, recorder.round_left_tok))
-        is_seam = before_tok > 0 and turn.attachment is None
+        is_seam = before_tok > 0
         found_tok = turn.counts[FOUND]
         options, stamps = asked.options, recorder.trajectory.stamps
         if self._has_old_kv and stamps:
@@ -282,10 +282,6 @@ class AsyncDAPOLLMClient(LLMServerClient):
             if end_tok is not None:
                 cut(turn, end_tok)
                 turn.finish_reason = "stop"
-
-    def abandon(self, attachments: list[Attachment]) -> None:
-        """Take requests that will not be continued out of their engines."""
-        self._requests.abandon(attachments)
 
     def _budget_tok(self, prompt_len_tok: int, sampling_params: dict[str, Any]) -> int:
         """Tokens the turn may generate in all, as verl's server counts them for a fresh request."""

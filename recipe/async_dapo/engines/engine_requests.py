@@ -14,10 +14,10 @@ from verl.workers.rollout.replica import TokenOutput
 
 from ..calls import append_routes, append_tokens
 from ..core.balance import Requested, Returned
-from ..core.trajectory import Attachment, Turn
+from ..core.trajectory import Turn
 from ..runtime.actor_watch import ActorDied
 from ..runtime.aio import RECONNECT_S, Gathered, resolve, run_to_completion
-from .protocol import ABORTED, ERROR, MORE, PAUSED, UNKNOWN, counts_of, extra_of
+from .protocol import ABORTED, ERROR, MORE, UNKNOWN, counts_of, extra_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class EngineRequests:
         *,
         group: str | None = None,
     ) -> bool:
-        """Continue an unfinished turn: by the request that is still in its engine, or by a new one.
+        """Continue an unfinished turn by a request.
 
         Args:
             request_id: the trajectory's name, for sticky routing.
@@ -69,53 +69,40 @@ class EngineRequests:
             ActorDied: when the load balancer is gone, or out of reach.
             RuntimeError: when the engine has failed at this request: what it has generated is no answer.
         """
-        attachment, turn.attachment = turn.attachment, None
-        lease_id = uuid4().hex if attachment is None else attachment.lease_id
-        server_id, keeps_lease = "", False
+        lease_id, server_id, keeps_lease = uuid4().hex, "", False
         output: TokenOutput | None = None
         try:
-            leased_id = await self._lease(request_id, lease_id, group, attachment)
+            leased_id = await self._lease(request_id, lease_id, group)
             server = None if leased_id is None else await self._server(leased_id)
             if leased_id is None or server is None:
-                return leased_id is not None or attachment is not None
+                return leased_id is not None
             server_id = leased_id
             arguments = options | {"prompt_ids": prompt_ids, "sampling_params": params, "request_id": lease_id}
-            answer = server.generate.remote(**arguments) if attachment is None else server.reattach.remote(lease_id)
-            output = await self._receive(answer, server, lease_id, turn)
-            keeps_lease = output.stop_reason == PAUSED
+            output = await self._receive(server.generate.remote(**arguments), server, lease_id, turn)
         except RayActorError as error:  # the server's
             keeps_lease = isinstance(error, ActorUnavailableError)  # until the request is out of its engine
-            await self._give_up(Attachment(server_id=server_id, lease_id=lease_id), is_reachable_later=keeps_lease)
+            await self._give_up(Returned(server_id=server_id, lease_id=lease_id), is_reachable_later=keeps_lease)
             return True
         except asyncio.CancelledError:
             if server_id:  # a pause may have overtaken the abort: the engine forgets it before the lease comes back
                 keeps_lease = True
-                self.abandon([Attachment(server_id=server_id, lease_id=lease_id)])
-            elif attachment is not None:  # its engine has not been asked yet: it stays there
-                turn.attachment, keeps_lease = attachment, True
+                self._balancer.abandon.remote(Returned(server_id=server_id, lease_id=lease_id))
             raise
         finally:
             if not keeps_lease:
                 load = None if output is None else extra_of(output)["load"]
                 self._leases.add(Returned(lease_id=lease_id, server_id=server_id, load=load))
-        if keeps_lease:
-            turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
         if output.stop_reason == ERROR:
             raise RuntimeError(f"server {server_id} has ended a request with an error; its log says which")
-        if output.stop_reason not in (ABORTED, PAUSED, UNKNOWN):
+        if output.stop_reason not in (ABORTED, UNKNOWN):
             turn.finish_reason = extra_of(output)["finish_reason"]
-        return not (output.stop_reason == PAUSED or (output.stop_reason == ABORTED and not self._rolling))
+        return output.stop_reason != ABORTED or self._rolling
 
-    def abandon(self, attachments: list[Attachment]) -> None:
-        """Take requests that will not be continued out of their engines."""
-        if attachments:
-            self._balancer.abandon.remote(attachments)
-
-    async def _give_up(self, request: Attachment, *, is_reachable_later: bool) -> None:
+    async def _give_up(self, request: Returned, *, is_reachable_later: bool) -> None:
         """A request is lost: with its server, or only with the connection to a server that goes on."""
         if is_reachable_later:
             logger.warning("server %s cannot be reached; what it generated is lost, trying again", request.server_id)
-            self.abandon([request])
+            self._balancer.abandon.remote(request)
             await asyncio.sleep(RECONNECT_S)
         else:
             logger.error("server %s died under a request; trying another", request.server_id)
@@ -123,12 +110,8 @@ class EngineRequests:
             with _balancer_needed():
                 await self._balancer.look_after_servers.remote([request.server_id])  # else the next lease may be there
 
-    async def _lease(
-        self, request_id: str, lease_id: str, group: str | None, attachment: Attachment | None
-    ) -> str | None:
+    async def _lease(self, request_id: str, lease_id: str, group: str | None) -> str | None:
         with _balancer_needed():
-            if attachment is not None:
-                return await self._balancer.server_of.remote(lease_id)
             try:
                 decided = await self._leases.ask(Requested(lease_id=lease_id, request_id=request_id, group=group))
                 return decided[lease_id] if lease_id in decided else await self._balancer.granted.remote(lease_id)

@@ -5,7 +5,7 @@ verl creates it through `rollout.router_config_path`.
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from ..core.balance import Balance, Requested, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS, Grant
 from ..core.summed import Summed
-from ..core.trajectory import Attachment
 from ..runtime.aio import await_all
 from .lives import EngineLives
 
@@ -71,16 +70,14 @@ class GlobalLoadBalancer:
 
     Args:
         servers: server id -> vLLM server actor.
-        options: the router yaml: `balance`, the arguments of `Balance`; `pause_mode`: what `stop` does to running
-            requests, `abort` or `keep` (see `AsyncDAPOServer`); `engine_timeout_s`: longest time a server may take to
-            obey [s].
+        options: the router yaml: `balance`, the arguments of `Balance`; `engine_timeout_s`: longest time a server may
+            take to obey [s].
     """
 
     def __init__(self, servers: dict[str, ActorHandle], options: dict[str, Any]) -> None:
         self._balance = Balance(**options["balance"])
         self._table = self._balance.leases
         self._loads: dict[str, EngineLoad] = {}
-        self._pause_mode = options["pause_mode"]
         self._lives = EngineLives(servers, timeout_s=options["engine_timeout_s"], on_lost=self._forget)
         self._table.add_servers(servers)
         self._waiters: dict[str, asyncio.Future[str | None]] = {}
@@ -138,24 +135,14 @@ class GlobalLoadBalancer:
         """For clients to keep: to send a handle with every lease would cost more than the lease. None if it is gone."""
         return self._lives.alive.get(server_id)
 
-    async def server_of(self, lease_id: str) -> str | None:
-        """Where a request that was frozen in its engine is; None if its server is gone."""
-        return self._table.server_of(lease_id)
+    async def abandon(self, request: Returned) -> None:
+        """Take a request whose caller is gone out of its engine, then give its lease back."""
+        await self._lives.tell(request.server_id, "abort_requests", [request.lease_id], True)
+        self._take_back(request)
 
-    async def abandon(self, attachments: list[Attachment]) -> None:
-        """Take requests that will not be continued out of their engines, then give their leases back."""
-        by_server: dict[str, list[str]] = {}
-        for attachment in attachments:
-            by_server.setdefault(attachment.server_id, []).append(attachment.lease_id)
-        orders = [(server_id, "abort_requests", ids, True) for server_id, ids in by_server.items()]
-        await await_all(self._lives.tell(*order) for order in orders)
-        for attachment in attachments:
-            self._take_back(Returned(lease_id=attachment.lease_id))
-
-    async def all_returned(self, kept_lease_ids: Collection[str]) -> None:
-        """Wait until no lease is out but those of frozen requests: releases are not awaited by their senders."""
-        kept = set(kept_lease_ids)
-        while not self._table.held_lease_ids <= kept:
+    async def all_returned(self) -> None:
+        """Wait until no lease is out: releases are not awaited by their senders."""
+        while self._table.held_lease_ids:
             await self._released.wait()
 
     async def stop(self) -> float:
@@ -164,12 +151,12 @@ class GlobalLoadBalancer:
         self._is_open = False
         for lease_id in self._table.withdraw_queued():
             self._answer(lease_id, None)
-        self._loads = await self._lives.tell_all("stop_generation", self._pause_mode)
+        self._loads = await self._lives.tell_all("stop_generation")
         self._balance.close(self._loads)
         return time.monotonic() - started
 
     async def open(self, concurrency_state: ConcurrencyState | None = None) -> int:
-        """Let every server generate again, and count from now on: frozen requests were idle since the stop.
+        """Let every server generate again, and count from now on.
 
         Args:
             concurrency_state: of a checkpoint, to go on with.

@@ -9,7 +9,6 @@ from ..core.concurrency import EngineLoad
 
 # Stop reasons, beside those of verl's servers.
 ABORTED = "aborted"  # ended before its time; also verl's word
-PAUSED = "paused"  # still in the engine, with its KV cache
 MORE = "more"  # a piece: the engine goes on with the request
 UNKNOWN = "unknown"  # no such request in this engine
 ERROR = "error"  # of the engine's own, as where its grammar refuses what it has sampled; vLLM's word

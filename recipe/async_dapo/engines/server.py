@@ -32,7 +32,7 @@ from ..weights.wire import EngineTypes
 from .engine import RequestTable, RunningRequest, StampingEngine
 from .host_kv import transfer_config
 from .load_meter import LoadMeter, Meter
-from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, OutputExtra, counts_of, make_output
+from .protocol import ABORTED, MORE, UNKNOWN, OutputExtra, counts_of, make_output
 from .routes import watch_routes
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 1.0  # between two looks at what is left: a zombie that is not reaped would be waited for
 _TAIL_BYTES = 256 * 2**10  # of a log: an exception's record, and what came after it
 
-PAUSE_MODES = ("abort", "keep", "hold")
+PAUSE_MODES = ("abort", "hold")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +136,8 @@ class AsyncDAPOServer(vLLMHttpServer):
     """verl's vLLM server with a gate: `stop_generation` interrupts everything, `allow_generation` opens it again.
 
     An output holds the tokens since the last delivery of the request, its `stop_reason` says whether the request is
-    over (`aborted`, `completed`) or still in the engine (`paused`, or `more`: a piece, so that little is lost if this
-    server dies; `reattach` goes on with it). `extra_fields` has `segments`, pairs of (policy version, tokens), and the
+    over (`aborted`, `completed`) or still in the engine (`more`: a piece, so that little is lost if this server dies;
+    `reattach` goes on with it). `extra_fields` has `segments`, pairs of (policy version, tokens), and the
     engine's own `finish_reason`.
     """
 
@@ -148,8 +148,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         super().__init__(*args, **kwargs)
         show_logs()
         self._is_stopped = False
-        self._is_frozen = False  # requests are in the engine, which takes no step
-        self._is_paused = asyncio.Event()  # and their callers have been told
+        self._holds = False  # requests are in the engine, which takes no step
         self._delivers = asyncio.Event()
         self._delivers.set()
         self._requests = RequestTable()
@@ -279,23 +278,20 @@ class AsyncDAPOServer(vLLMHttpServer):
         return await self.reattach(request_id)
 
     async def reattach(self, request_id: str) -> TokenOutput:
-        """Wait for a request that is in the engine: for its end, its next piece, or the next pause."""
+        """Wait for a request that is in the engine: for its end, or its next piece."""
         request = self._requests.get(request_id)
         if request is None:
             return self._empty(UNKNOWN)
-        paused = asyncio.ensure_future(self._is_paused.wait())
         piece = asyncio.ensure_future(request.has_piece.wait())
         try:
-            await asyncio.wait({request.finished, paused, piece}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({request.finished, piece}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            paused.cancel()
             piece.cancel()
         if request.is_sent_back:
             self._requests.remove(request_id)
             return self._empty(ABORTED)
         if not request.finished.done():
-            stop_reason = PAUSED if self._is_paused.is_set() else MORE
-            return request.deliver(stop_reason, self.load, counts={})
+            return request.deliver(MORE, self.load, counts={})
         await self._delivers.wait()
         self._requests.remove(request_id)
         ended = request.finished.result()
@@ -305,19 +301,17 @@ class AsyncDAPOServer(vLLMHttpServer):
         """Interrupt every request and refuse further ones. Returns, when the engine is idle, what it has reported.
 
         Args:
-            mode: `abort` ends the requests; `keep` freezes those that have begun, with their KV cache, until
-                `allow_generation`. Others would begin under the next weights with what the prefix cache has of these.
-                `hold` does the same behind the backs of their callers, which go on waiting.
+            mode: `abort` ends the requests; `hold` keeps those that have begun in the engine, with their KV cache,
+                until `go_on`, and their callers go on waiting. Others would begin under the next weights with what the
+                prefix cache has of these: they are sent back.
         """
         assert mode in PAUSE_MODES, f"mode={mode}: must be one of {PAUSE_MODES}"
         self._is_stopped = True
         try:
-            if mode in ("keep", "hold"):
+            if mode == "hold":
                 await self.engine.pause_generation(mode="keep", clear_cache=False)
-                self._is_frozen = True
+                self._holds = True
                 await self._send_back_what_has_not_begun()
-                if mode == "keep":
-                    self._is_paused.set()
             elif self._requests.running():
                 await self._abort_all()
             return self._load_of_round()
@@ -350,11 +344,10 @@ class AsyncDAPOServer(vLLMHttpServer):
 
     async def go_on(self) -> EngineLoad | None:
         """As `allow_generation`, after a stop in the middle of what is counted."""
-        self._is_paused.clear()
         self._requests.is_aborting = False
         self._is_stopped = False  # before anything is awaited: a stop that comes meanwhile holds
-        if self._is_frozen:
-            self._is_frozen = False
+        if self._holds:
+            self._holds = False
             await self.engine.resume_generation()
         return self.load
 

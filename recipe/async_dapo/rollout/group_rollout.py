@@ -14,7 +14,7 @@ from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, OnRewardError
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, TrajectoryFailed, Verdict, is_certain, judge_group
 from ..core.round import GroupEvent
-from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory
+from ..core.trajectory import BrokenRecord, PromptGroup, Trajectory
 from ..engines.engine_requests import EnginesUnavailable
 from ..record.plain_values import NestedTooDeep
 from ..runtime.actor_watch import ActorDied
@@ -130,7 +130,6 @@ class GroupRollout:
         options: the recipe's options.
         validates: every trajectory runs to its end; one that failed is left out, and its siblings go on.
         tell: is told what happens in a group, by its uid.
-        abandon: takes requests that will not be continued out of their engines.
     """
 
     def __init__(
@@ -143,7 +142,6 @@ class GroupRollout:
         options: AsyncDAPOConfig,
         validates: bool,
         tell: Callable[[str, GroupEvent], None],
-        abandon: Callable[[list[Attachment]], None],
         attempt: str = "",
     ) -> None:
         self._run_agent_loop = run_agent_loop
@@ -157,7 +155,6 @@ class GroupRollout:
         self._max_tokens_per_round = None if validates else options.max_tokens_per_round
         self._short_call_s = options.calls.short_s
         self._tell = tell
-        self._abandon = abandon
         self.running = _RunningTrajectories()
         self._logged = KnownPlaces()
         self._left_out: dict[str, list[TrajectoryFailed]] = {}  # of a validation, by group
@@ -186,7 +183,6 @@ class GroupRollout:
             if failure.reason.startswith("reward") and self._on_reward_error is OnRewardError.RAISE:
                 raise RuntimeError(f"{failure} (async_dapo.reward.on_error=raise)") from failure
             logger.debug("prompt group %s dropped: %s", group.uid, failure)  # the coordinator tells each cause once
-            self._abandon(group.attachments())
             return GroupOutcome.of(
                 group, Verdict.FAILED, reason=failure.reason, cause=failure.cause, failed=len(failures)
             )
@@ -245,7 +241,6 @@ class GroupRollout:
             try:
                 await self._kept.settle(recorder)
             finally:
-                self._abandon(recorder.diverged_attachments)
                 self._report.counts += recorder.counts
 
     async def _outputs_of(self, group: PromptGroup, recorder: Recorder) -> list[AgentLoopOutput]:

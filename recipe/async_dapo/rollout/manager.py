@@ -24,7 +24,7 @@ from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.round import RoundSpec, RoundSummary
-from ..core.trajectory import Attachment, PromptGroup, Trajectory
+from ..core.trajectory import PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..record.plain_values import DATA_SET, to_plain
 from ..runtime.containment import contain_tasks
@@ -108,7 +108,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._options = AsyncDAPOConfig.from_hydra(self.config)
         self._round_id = ""
         self._worker_refs: list[ObjectRef] = []
-        self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
         self._capacity: int | None = None
         self._deadline: float | None = None  # of what the trainer waits for; None = it has not begun to
         self._look_at = 0.0  # when servers are asked for a sign of life again
@@ -162,13 +161,11 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._started = time.monotonic()
         self._deadline = None
         self._look_at = self._started + self._options.engine_timeout_s / 2
-        self._frozen = _frozen(groups)
         suspended = frozenset(one.loop for group in groups for one in group.suspensions())
         self._get(self._coordinator.open_round.remote(spec, [ticket_of(group) for group in groups]))
         self._worker_refs = [worker.run_round.remote(spec, suspended) for worker in self.agent_loop_workers]
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
-        self._frozen |= _frozen(groups)
         self.ask("add_groups", [ticket_of(group) for group in groups])
 
     def next_event(self) -> RoundEvent:
@@ -222,9 +219,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._worker_refs = []
         workers = sum(reports, WorkerReport())
         summary: RoundSummary = self.ask("close_round")
-        kept_lease_ids = [lease_id for group in workers.unfinished for lease_id in _leases(group)]
-        kept_lease_ids += [lease_id for uid in summary.never_started for lease_id in self._frozen.get(uid, ())]
-        self._get(self._balancer.all_returned.remote(kept_lease_ids))
+        self._get(self._balancer.all_returned.remote())
         record = RoundRecord(
             summary=summary,
             workers=workers,
@@ -235,11 +230,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             for worker, report in zip(self.agent_loop_workers, reports, strict=True):
                 park_interrupted(worker, report.unfinished)
         return record
-
-    def abandon(self, attachments: Sequence[Attachment]) -> None:
-        """Take requests that will not be continued out of their engines."""
-        if attachments:
-            self._get(self._balancer.abandon.remote(list(attachments)))
 
     def open_engines(self, concurrency_state: ConcurrencyState | None = None) -> None:
         """Let the servers generate, under the weights they now have.
@@ -308,11 +298,3 @@ def _call_each(actor: ActorHandle, others: Sequence[ActorHandle]) -> ObjectRef:
             other.__ray_ready__.remote()
 
     return actor.__ray_call__.remote(call)
-
-
-def _frozen(groups: Sequence[PromptGroup]) -> dict[str, list[str]]:
-    return {group.uid: leases for group in groups if (leases := _leases(group))}
-
-
-def _leases(group: PromptGroup) -> list[str]:
-    return [attachment.lease_id for attachment in group.attachments()]

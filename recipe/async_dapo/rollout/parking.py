@@ -6,8 +6,8 @@
        ^                  |   |
        +------unpark------+   +--> ticket   (through the coordinator: references, no tokens)
 
-The pool decides by counts. What it changes of a parked group, the ages and what it takes out of the engines, is told
-beside the reference. Who wants a reference waits until its worker has parked all that was interrupted there.
+The pool decides by counts. What it changes of a parked group, the ages, is told beside the reference. Who wants a
+reference waits until its worker has parked all that was interrupted there.
 """
 
 import asyncio
@@ -117,7 +117,6 @@ def ticket_of(group: PromptGroup) -> WaitingGroup:
         ages=() if place is None else _ages(group),
         has_begun=group.has_started,
         oldest_version=min(group.versions(), default=None),
-        is_attached=bool(group.attachments()),
         home=next((suspension.worker for suspension in group.suspensions()), None),
         is_bound=any(one.suspension is not None and not one.is_replayable for one in group.trajectories),
     )
@@ -135,7 +134,7 @@ async def unpark(ticket: WaitingGroup) -> PromptGroup:
         parked = await ticket.content
     except RayError as error:
         raise _lost(ticket.prompt_uid, error) from error
-    return _brought_up(parked, ticket.ages, is_attached=ticket.is_attached)
+    return _with_ages(parked, ticket.ages)
 
 
 def with_tokens(group: PromptGroup) -> PromptGroup:
@@ -148,7 +147,7 @@ def with_tokens(group: PromptGroup) -> PromptGroup:
     if group.parked is None:
         return group
     parked = _fetch(_place_of(group), group.uid)
-    whole = _brought_up(parked, _ages(group), is_attached=bool(group.attachments()))
+    whole = _with_ages(parked, _ages(group))
     _take_arrived(whole)
     return whole
 
@@ -177,10 +176,8 @@ def _ages(group: PromptGroup) -> tuple[int, ...]:
     return tuple(trajectory.age for trajectory in group.trajectories)
 
 
-def _brought_up(group: PromptGroup, ages: tuple[int, ...], *, is_attached: bool) -> PromptGroup:
-    """What was parked, with what has become of it since."""
+def _with_ages(group: PromptGroup, ages: tuple[int, ...]) -> PromptGroup:
+    """What was parked, with the ages that it has now."""
     for trajectory, age in zip(group.trajectories, ages, strict=True):
         trajectory.age = age
-    if not is_attached:
-        group.detach()
     return group

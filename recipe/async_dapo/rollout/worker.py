@@ -156,7 +156,6 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             options=self._options,
             validates=spec.validates,
             tell=lambda uid, event: events.add((uid, event)),
-            abandon=self.llm_client.abandon,
         )
 
     async def _lane(

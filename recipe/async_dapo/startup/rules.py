@@ -460,10 +460,6 @@ RULES: tuple[Rule, ...] = (
            "engines of {it.gpus_per_engine} GPUs do not divide the {it.engine_gpus} of "
            f"{owner}.nnodes x {owner}.n_gpus_per_node; set a size that does, such as 1")
       for own, owner in ((True, "actor_rollout_ref.rollout"), (False, "trainer"))),
-    Rule(_ROLLOUT + "free_cache_engine",
-         lambda it: it.options.keeps_kv and it.rollout.free_cache_engine and not it.options.is_separate,
-         _STRATEGY + "KV cache while the actor trains; set False, and gpu_memory_utilization so low that both fit, or "
-         "async_dapo.host_kv_gib"),
     Rule("async_dapo.host_kv_gib", lambda it: it.options.host_kv_gib is not None
          and not (it.options.has_old_kv and it.rollout.free_cache_engine and not it.options.is_separate),
          "is where engines that sleep keep what goes on with old KV; set null, or async_dapo.placement=colocated, "

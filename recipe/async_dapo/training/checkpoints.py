@@ -66,7 +66,7 @@ _GONE = ".gone"  # ends the names of folders that are being deleted
 
 # Fields that no checkpoint holds: they name what lives in processes, or count a round's events, or say that a
 # checkpoint was read.
-NOT_SAVED = {"suspension", "attachment", "parked", "pending", "counts", "is_restored"}
+NOT_SAVED = {"suspension", "parked", "pending", "counts", "is_restored"}
 LEFT_OUT = {"routes"}  # without router replay
 # Fields whose types the dataclasses leave open.
 CLOSED_TYPES: dict[str, Any] = {

@@ -170,9 +170,7 @@ class RoundReplayBuffer(ReplayBuffer):
             goes_on: the round is open, and will hand over what is carried: nothing is retired.
         """
         if not goes_on:
-            retired_uids, attachments = self.pool.retire(step)
-            store.forget_groups(retired_uids, partition_id=store.TRAIN)
-            self.manager.abandon(attachments)
+            store.forget_groups(self.pool.retire(step), partition_id=store.TRAIN)
         if missing := self.pool.missing_for_round(step):
             self._add_prompts(missing, step)
             self._num_gen_batches += 1
@@ -311,10 +309,6 @@ class RoundReplayBuffer(ReplayBuffer):
         return is_short and all(
             metric is None or metric in output.rest.extra_fields["reward_extra_info"] for output in outputs
         )
-
-    def free_engines(self) -> None:
-        """Take what is frozen in the engines out of them: validation needs their capacity."""
-        self.manager.abandon(self.pool.detach())
 
     def _learn(self, record: RoundRecord, versions: VersionShares) -> None:
         """What the next round is sized by."""

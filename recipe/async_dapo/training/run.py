@@ -98,7 +98,7 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path
     isolate_reward(config, options.reward)
     with open_dict(config):
         config.transfer_queue.enable = True
-        if options.keeps_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
+        if options.holds_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
             config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
         if options.drafts is not None:
             rollout = config.actor_rollout_ref.rollout

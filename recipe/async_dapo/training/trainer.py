@@ -19,7 +19,7 @@ Every loop of the system, what it waits for (...), and what unblocks it:
     worker, one watcher
         wait_stopped ................. coordinator: the stop rule is met; running trajectories are interrupted
     coordinator, once a round
-        balancer.stop ................ every server has aborted or frozen its requests and is idle; then `next_event`
+        balancer.stop ................ every server has aborted its requests and is idle; then `next_event`
     server
         the engine's own loop ........ requests; a stop closes the gate, `open_engines` opens it
 
@@ -251,8 +251,7 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def on_sample_end(self) -> None:
         self.replay_buffer.recorder.begin_phase("training")
-        if not self.options.keeps_kv:
-            self.checkpoint_manager.sleep_replicas()
+        self.checkpoint_manager.sleep_replicas()
         if self.curr_step_profile:
             self._stop_rollout_profiling()
 
@@ -276,7 +275,6 @@ class AsyncDAPOTrainer(PPOTrainer):
     def on_validate_begin(self) -> None:
         log_phase("validation begins")
         self.replay_buffer.recorder.begin_phase("validation")
-        self.replay_buffer.free_engines()
 
     def on_validate_end(self) -> None:
         self.replay_buffer.recorder.end_phase()

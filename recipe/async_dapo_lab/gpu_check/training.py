@@ -18,6 +18,7 @@ from ..quickstart.model_and_data import Assets
 from ..quickstart.overrides import (
     PROMPTS_PER_STEP,
     RunSettings,
+    host_kv_overrides,
     quoted,
     recipe_overrides,
     run_overrides,
@@ -102,7 +103,7 @@ CASES = (
     Case(name="images", family="images", bounds=OF_PICTURES),
     Case(name="partial_stale_kv, host memory", strategy="partial_stale_kv", host_kv_gib=4.0),
     Case(name="FP8 cache", overrides=(f"{_VLLM}.kv_cache_dtype=fp8",), bounds=OF_FP8, on_gpus_only=True),
-    *(Case(name=name, strategy=name, on_gpus_only=True) for name in ("discard", "partial_stale_kv", "consistent")),
+    *(Case(name=name, strategy=name, on_gpus_only=True) for name in ("discard", "consistent")),
     Case(name="partial, no async scheduling", overrides=(f"{_VLLM}.async_scheduling=False",), on_gpus_only=True),
     Case(name="partial, first model runner", environment={"VLLM_USE_V2_MODEL_RUNNER": "0"}, on_gpus_only=True),
     Case(name="partial, compiled", is_compiled=True, on_gpus_only=True),
@@ -280,7 +281,7 @@ def overrides(case: Case, assets: Assets, model: Path, *, device: str, folder: P
         f"async_dapo.report_dir={quoted(folder)}",
         f"model_engine={case.training_engine}",
         *(_family_overrides(assets) if case.family else []),
-        *(_host_kv_overrides(case.host_kv_gib) if case.host_kv_gib else []),
+        *(host_kv_overrides(case.host_kv_gib) if case.host_kv_gib else []),
         *case.overrides,
     ]
 
@@ -337,12 +338,4 @@ def _case_overrides(case: Case) -> Iterator[str]:
     yield "actor_rollout_ref.actor.optim.lr=1e-5"
     yield f"{rollout}.gpu_memory_utilization=0.4"
     yield f"{rollout}.max_num_seqs=256"
-    yield f"{rollout}.free_cache_engine={case.strategy != 'partial_stale_kv'}"
-
-
-def _host_kv_overrides(gib: float) -> Iterator[str]:
-    """Of engines that sleep, on a CPU too, and whose KV stays."""
-    yield f"async_dapo.host_kv_gib={gib}"
-    yield "actor_rollout_ref.rollout.free_cache_engine=True"
-    yield "++actor_rollout_ref.rollout.enable_sleep_mode=True"
-    yield f"{_VLLM}.block_size=16"  # as on a GPU; on a CPU a block is longer than most answers, and whole ones are kept
+    yield f"{rollout}.free_cache_engine=True"

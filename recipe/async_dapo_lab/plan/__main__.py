@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from ...async_dapo.config.values import ConfigError, RolloutStrategy
-from .candidates import Candidate, baselines, kv_fits_beside_trainer, recipe_candidates
+from .candidates import Candidate, baselines, recipe_candidates
 from .fit import MODES, Fit, assumed_in_words, assumptions, fit, promise
 from .inputs import Inputs
 from .lengths import cut_below
@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> None:
         _say(cut)
     if scenario.measured is not None:
         _say(f"calibrated on {inputs.calibrate}: {scenario.measured}")
-    candidates = baselines(scenario) + recipe_candidates(scenario, strategies=_strategies(inputs, scenario))
+    candidates = baselines(scenario) + recipe_candidates(scenario, strategies=_strategies(inputs))
     rows = _simulated(candidates, scenario, inputs, jobs=options.jobs)
     advice = recommend(rows)
     _say(f"\n{table(rows, advice)}")
@@ -72,12 +72,12 @@ def _fitted(options: argparse.Namespace, given: dict[str, Any]) -> Fit | None:
     return None
 
 
-def _strategies(inputs: Inputs, scenario: Scenario) -> list[RolloutStrategy]:
+def _strategies(inputs: Inputs) -> list[RolloutStrategy]:
     """Those that were asked for, or all that a training takes."""
-    if inputs.strategies or (inputs.can_keep_kv and kv_fits_beside_trainer(scenario)):
+    if inputs.strategies or inputs.can_keep_kv:
         return inputs.strategies or list(RolloutStrategy)
     stale_kv = RolloutStrategy.PARTIAL_STALE_KV
-    _say(f"left out: {stale_kv}: an FP8 cache, or one that does not fit beside the trainer, cannot be kept")
+    _say(f"left out: {stale_kv}: an FP8 cache cannot be kept over a weight update")
     return [one for one in RolloutStrategy if one is not stale_kv]
 
 

@@ -23,7 +23,6 @@ from .systems import (
     verl_colocate_async,
     verl_sync,
 )
-from .trainer_memory import TrainerMemory
 
 SAMPLE = 4096  # prompts
 
@@ -163,7 +162,7 @@ def recipe_candidates(
                 continue  # nothing is interrupted, so there is nothing to keep: the same as discard
             if rule is StopRuleName.FIFO and strategy is RolloutStrategy.CONSISTENT:
                 continue  # it awaits whatever runs under either rule
-            row = partial(_row, strategy, rule)
+            row = partial(_row, strategy, rule, scenario.host_kv_gib)
             rows.append(row("auto", {}))
             rows += [row(str(size), pool_options(scenario, size), concurrency=size) for size in pool_sizes]
     if scenario.drafts_accepted is None:
@@ -182,15 +181,23 @@ def with_drafts(system: System, name: str | None = None) -> System:
 
 
 def _row(
-    strategy: RolloutStrategy, rule: StopRuleName, ending: str, options: Mapping[str, Any], **traits: Any
+    strategy: RolloutStrategy,
+    rule: StopRuleName,
+    host_kv_gib: int,
+    ending: str,
+    options: Mapping[str, Any],
+    **traits: Any,
 ) -> Candidate:
     """
     Args:
+        host_kv_gib: of each GPU, for a strategy that keeps KV there.
         ending: of its name.
         options: of the `async_dapo` node, beside strategy and stop rule.
         traits: of the candidate, by name.
     """
-    chosen = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
+    chosen: dict[str, Any] = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
+    if strategy is RolloutStrategy.PARTIAL_STALE_KV:
+        chosen["host_kv_gib"] = host_kv_gib
     system = recipe(f"{strategy} {rule} {ending}", **chosen, **options)
     return Candidate(system=system, strategy=strategy, stop_rule=rule, **traits)
 
@@ -216,21 +223,3 @@ def natural_concurrency(scenario: Scenario) -> int:
 def _over_sampling(scenario: Scenario, pool_size: int) -> int:
     """Groups to hold so that the pool stays full until B are valid. Those that never start cost nothing."""
     return 2 * scenario.train_batch_size + -(-2 * pool_size // scenario.rollout_n)
-
-
-def kv_fits_beside_trainer(scenario: Scenario) -> bool:
-    """Whether engines that share GPUs with the trainer may keep their KV cache while it runs, as far as arithmetic
-    tells: a full fp32 training with FSDP, a micro batch of one longest trajectory."""
-    model = scenario.model
-    trainer = TrainerMemory(
-        parameters=model.parameters,
-        shards=scenario.num_gpus,
-        layers=model.layers,
-        hidden=model.hidden,
-        vocabulary=model.vocabulary,
-        micro_batch_tok=scenario.prompt_len_tok + scenario.max_response_length,
-        offloads_weights=True,
-        offloads_optimizer=True,
-    )
-    share = trainer.engine_share(1e9 * scenario.accelerator.memory_gb, keeps_kv=True)
-    return scenario.gpu_memory_utilization <= share

@@ -103,7 +103,6 @@ class Engine:
         self._prefill_s = 0.0  # part of its first step
         self._boundary = 0  # steps of this stretch until the batch changes
         self._orders = 0
-        self._is_paused = False
         self.next_boundary_s = inf
         self.counters = EngineCounters()
         self.kv_peak_tok = 0  # since it was resumed
@@ -139,7 +138,7 @@ class Engine:
     def submit(self, request: Request, now_s: float) -> None:
         """Queue a request. It is admitted at the first step boundary from now on that has room for it."""
         self._waiting.append(request)
-        if len(self._waiting) == 1 and self.num_running < self._max_num_seqs and not self._is_paused:
+        if len(self._waiting) == 1 and self.num_running < self._max_num_seqs:
             self._interrupt(now_s)
 
     def run_boundary(self) -> list[Request]:
@@ -166,40 +165,27 @@ class Engine:
         return taken
 
     def cancel(self, request: Request, now_s: float) -> bool:
-        """Take one request out: a waiting or frozen one at once, a running one at the next step boundary.
+        """Take one request out: a waiting one at once, a running one at the next step boundary.
 
         Returns:
             Whether it is out already; else `run_boundary` will return it, with tokens remaining.
         """
         if not request.due_step:
             self._waiting.remove(request)
-        elif self._is_paused:
-            self._leave(request)
-        else:
-            self._interrupt(now_s)
-            heapq.heappush(self._due, (self._step + self._boundary, request.order, request))
-            return False
-        return True
-
-    def pause(self, now_s: float) -> list[Request]:
-        """Freeze all requests with their KV cache. Returns them, with the tokens they have so far."""
-        self.settle(now_s)
-        self._is_paused = True
-        self.next_boundary_s = inf
-        for request in self._in_batch:
-            request.note_tokens(self._step)
-        return self._in_batch + list(self._waiting)
+            return True
+        self._interrupt(now_s)
+        heapq.heappush(self._due, (self._step + self._boundary, request.order, request))
+        return False
 
     def resume(self, now_s: float) -> None:
-        """Go on with what is in the engine."""
-        self._is_paused = False
+        """Begin at this time of a clock, and count anew."""
         self._stretch_s = now_s
         self.forget_load()
         self._rebatch()
 
     def settle(self, now_s: float) -> None:
         """End the stretch now; the step under way is lost."""
-        if self.num_running and not self._is_paused:
+        if self.num_running:
             self._advance(min(self._boundary, self._steps_by(now_s)))
             self._spend(now_s - self._stretch_s)
 
@@ -272,7 +258,7 @@ class Engine:
         """When does the batch change next, if no request comes?"""
         while self._due and not self._due[0][2].is_running(self._due[0][1]):
             heapq.heappop(self._due)
-        if not self.num_running or self._is_paused:
+        if not self.num_running:
             self.next_boundary_s = inf
             return
         until_due = self._due[0][0] - self._step

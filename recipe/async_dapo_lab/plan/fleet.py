@@ -13,7 +13,6 @@ from ...async_dapo.config.options import AsyncDAPOConfig
 from ...async_dapo.core.balance import Returned
 from ...async_dapo.core.concurrency import EngineLoad
 from ...async_dapo.core.leases import Grant, server_calls
-from ...async_dapo.core.trajectory import Attachment
 from .engine import Engine, EngineCounters, Request
 from .scenario import Scenario
 
@@ -54,7 +53,7 @@ def no_garbage_collection() -> Iterator[None]:
 class Fleet:
     """What the load balancer and the servers are to the recipe: leases from the production `LeaseTable`, engines.
 
-    Engines live on over rounds, since a strategy may leave requests in them; the clock starts anew with each round.
+    Engines live on over rounds; the clock starts anew with each round.
     """
 
     def __init__(self, scenario: Scenario, options: AsyncDAPOConfig) -> None:
@@ -67,7 +66,6 @@ class Fleet:
         self.inflight_max = 0
         self.lease_s = 0.0  # sum over leases of the time they were held
         self._noted_s = 0.0
-        self.frozen: dict[str, Request] = {}  # lease id -> request left in its engine, which is not waited for
         self._lease_numbers = count()
         self._unsent: dict[str, Request] = {}  # lease id -> request that waits for a server
         self._wake_s: dict[str, float] = {}
@@ -105,11 +103,8 @@ class Fleet:
         returned = Returned(lease_id=lease_id, server_id=server_id, load=load)
         self._deliver(self.balance.release(returned))
 
-    def stop(self, *, keep: bool) -> list[Request]:
+    def stop(self) -> list[Request]:
         """Void waiting requests and stop all engines.
-
-        Args:
-            keep: requests that have begun stay in their engines with their leases.
 
         Returns:
             All requests that were out, those that never reached a server included.
@@ -119,25 +114,9 @@ class Fleet:
         out = list(self._unsent.values())
         self._unsent.clear()
         for engine in self.engines.values():
-            out += self._pause(engine) if keep else engine.abort(self._clock.now_s)
+            out += engine.abort(self._clock.now_s)
         self.balance.close(self.loads)
         return out
-
-    def _pause(self, engine: Engine) -> list[Request]:
-        """As `AsyncDAPOServer`: what has not begun is sent back."""
-        requests = engine.pause(self._clock.now_s)
-        for request in requests:
-            if not request.generated_tok:
-                engine.cancel(request, self._clock.now_s)
-        return requests
-
-    def abandon(self, attachment: Attachment) -> None:
-        """Take a frozen request out of its engine, between rounds."""
-        request = self.frozen.pop(attachment.lease_id)
-        if request.remaining_tok:
-            is_out = self.engines[attachment.server_id].cancel(request, self._clock.now_s)
-            assert is_out, "requests are frozen between rounds"
-        self.leases.release(attachment.lease_id)
 
     def counters(self) -> EngineCounters:
         """Of all engines together, since the run began."""

@@ -2,7 +2,7 @@
 
 start(group) -> n requests -> lease -> engine -> tokens recorded -> reward -> the last of n: verdict -> on_end
                                  |
-                   stop: tokens so far recorded; with `keeps_kv` the request stays, attached to its turn
+                   stop: tokens so far recorded
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from typing import Protocol
 from ...async_dapo.config.options import AsyncDAPOConfig
 from ...async_dapo.core.outcome import GroupOutcome, Verdict, is_certain, judge_group
 from ...async_dapo.core.round import GroupEvent
-from ...async_dapo.core.trajectory import Attachment, PromptGroup, Segment, Trajectory, Turn
+from ...async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from .engine import Request
 from .fleet import Fleet, VirtualClock
 from .scenario import Scenario
@@ -83,17 +83,10 @@ class GroupSimulation:
     def stop(self) -> list[PromptGroup]:
         """Stop all engines. Returns the groups that were running, with what they have generated."""
         self._is_stopped = True
-        keep = self._options.keeps_kv
-        for request in self._fleet.stop(keep=keep):
+        for request in self._fleet.stop():
             out: _Out = request.owner
             self._record(request)
-            server_id = self._fleet.leases.server_of(out.lease_id)
-            if server_id is None:
-                continue
-            if keep and request.generated_tok:
-                out.trajectory.turns[0].attachment = Attachment(server_id=server_id, lease_id=out.lease_id)
-                self._fleet.frozen[out.lease_id] = request
-            else:
+            if self._fleet.leases.server_of(out.lease_id) is not None:
                 self._fleet.release(out.lease_id)
         return [group for group, _ in self._running.values()]
 
@@ -103,9 +96,6 @@ class GroupSimulation:
         if not trajectory.turns:
             trajectory.turns.append(Turn(prompt_digest=b"", prompt_len_tok=self._scenario.prompt_len_tok))
         turn = trajectory.turns[0]
-        if turn.attachment is not None:
-            self._reattach(group, trajectory, turn.attachment)
-            return
         done_tok = turn.generated_tok
         answers: Answers = group.prompt[ANSWERS]
         left_tok = answers.response_lens_tok[trajectory.session_id] - done_tok
@@ -122,22 +112,10 @@ class GroupSimulation:
             Request(owner=out, context_tok=context_tok, remaining_tok=left_tok, prefill_tok=prefill_tok),
         )
 
-    def _reattach(self, group: PromptGroup, trajectory: Trajectory, attachment: Attachment) -> None:
-        """Go on with the request that was left in its engine; it may have ended since the engines opened."""
-        trajectory.turns[0].attachment = None
-        request = self._fleet.frozen.pop(attachment.lease_id)
-        request.owner = _Out(group, trajectory, attachment.lease_id)
-        if request.remaining_tok == 0:
-            self._receive(request)
-
     def _receive(self, request: Request) -> None:
         """A request has got its tokens."""
         out: _Out = request.owner
         self._record(request)
-        if out.lease_id in self._fleet.frozen:
-            return  # its group has not been taken yet: `_reattach` will find it
-        if self._fleet.leases.server_of(out.lease_id) is None:
-            return  # `_reattach` has found it, for another request that ended in the same step
         self._fleet.release(out.lease_id)
         self._after_generation(out.group, out.trajectory)
 

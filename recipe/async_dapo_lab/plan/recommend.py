@@ -38,17 +38,16 @@ class Advice:
 def overrides_of(row: Row) -> list[str]:
     """Ready to paste behind the training command."""
     options = {"async_dapo.rollout_strategy": None, "async_dapo.stop_rule": None} | dict(row.candidate.system.overrides)
-    lines = [f"{key}={'null' if value is None else value}" for key, value in options.items()]
-    return [*lines, "actor_rollout_ref.rollout.free_cache_engine=False"] if _keeps_kv(row) else lines
+    return [f"{key}={'null' if value is None else value}" for key, value in options.items()]
 
 
 def recommend(rows: Sequence[Row]) -> Advice:
     """For each choice, the fastest row of this recipe within its limits whose trained lengths are natural.
 
     *Balanced* allows a healthy mean staleness, *fresh* as many off-policy tokens as verl colocate_async trains on. Rows
-    within `NOISE` of the fastest count as equally fast; of those, one that frees the KV cache between rollouts is
-    preferred, then the recipe's default, then the one with the fewest off-policy tokens. None is to be pasted than
-    which a mode of verl's own is as fast and as fresh.
+    within `NOISE` of the fastest count as equally fast; of those, one that needs no host memory is preferred, then the
+    recipe's default, then the one with the fewest off-policy tokens. None is to be pasted than which a mode of verl's
+    own is as fast and as fresh.
     """
     limits: dict[str, Callable[[Row], bool]] = {
         BALANCED: lambda row: row.mean.staleness_mean <= HEALTHY_MEAN_STALENESS,
@@ -122,7 +121,13 @@ def _best(rows: Sequence[Row]) -> Row:
     fastest = max(row.speed_up for row in rows)
     equals = [row for row in rows if row.speed_up >= (1 - NOISE) * fastest]
     return min(
-        equals, key=lambda row: (_keeps_kv(row), not row.candidate.is_default, row.mean.off_policy_ratio, -row.speed_up)
+        equals,
+        key=lambda row: (
+            _needs_host_memory(row),
+            not row.candidate.is_default,
+            row.mean.off_policy_ratio,
+            -row.speed_up,
+        ),
     )
 
 
@@ -147,6 +152,6 @@ def _warnings(rows: Sequence[Row], choices: dict[str, Row], pasted: str | None) 
     return warnings
 
 
-def _keeps_kv(row: Row) -> bool:
-    """Whether the KV cache takes memory from training."""
+def _needs_host_memory(row: Row) -> bool:
+    """Whether KV is kept there."""
     return row.candidate.strategy == RolloutStrategy.PARTIAL_STALE_KV

@@ -166,7 +166,6 @@ class RoundSimulation:
             unfinished=len(group.unfinished),
             is_certain=group.is_certain,
             has_begun=group.has_started,
-            is_attached=bool(group.attachments()),
         )
 
     def _stop(self) -> None:

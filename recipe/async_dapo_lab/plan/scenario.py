@@ -1,6 +1,7 @@
 """A setting to simulate: model, hardware, workload and batch."""
 
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from ...async_dapo.config.values import ConfigError, ImportanceSampling
 from ...async_dapo.core.one_pass import why_two_passes
@@ -91,6 +92,12 @@ class Scenario:
         bytes_per_s = 1e9 * self.constants.host_gb_s * self.tensor_parallel_size
         copies_s = 2 * self.model.copied(self.tensor_parallel_size).kv_bytes_per_token / bytes_per_s
         return min(1.0, copies_s / self.step_cost().prefill_token_s)
+
+    @property
+    def host_kv_gib(self) -> int:
+        """Of each GPU, for all that its engine's KV cache can hold."""
+        kv_bytes = self.step_cost().kv_room_tok * self.model.copied(self.tensor_parallel_size).kv_bytes_per_token
+        return ceil(kv_bytes / self.tensor_parallel_size / 2**30)
 
     def _draft_cost(self) -> DraftCost:
         if self.drafts_accepted is None:

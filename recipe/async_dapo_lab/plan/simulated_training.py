@@ -85,10 +85,7 @@ class TrainingRun:
 
     def _open_round(self) -> list[PromptGroup]:
         """As `RoundReplayBuffer.open_round`."""
-        retired_uids, attachments = self.pool.retire(self._step)
-        for attachment in attachments:
-            self._fleet.abandon(attachment)
-        for uid in retired_uids:
+        for uid in self.pool.retire(self._step):
             self._stored.pop(uid, None)
         for group in self.pool.state().waiting:
             if group.drawn_at_step == self._step:  # of those that were retired

@@ -149,3 +149,13 @@ def _rollout(run: RunSettings) -> Iterator[str]:
 def quoted(path: Path) -> str:
     """A path may hold characters that Hydra's grammar gives a meaning."""
     return "'{}'".format(str(path).replace("'", r"\'"))
+
+
+def host_kv_overrides(gib: float) -> Iterator[str]:
+    """Of engines that sleep, on a CPU too, and whose KV stays in host memory."""
+    rollout = "actor_rollout_ref.rollout"
+    yield f"async_dapo.host_kv_gib={gib}"
+    yield f"{rollout}.free_cache_engine=True"
+    yield f"++{rollout}.enable_sleep_mode=True"
+    # As on a GPU. On a CPU a block is longer than most answers, and only whole blocks are kept.
+    yield f"++{rollout}.engine_kwargs.vllm.block_size=16"

@@ -54,7 +54,6 @@ class EmulatedEngine:
         self._running: dict[str, _Running] = {}
         self._unadmitted: set[_Running] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._is_paused = False
         self._lateness_s: list[float] = []
         self.output_processor = SimpleNamespace(request_states=self._running)  # verl counts its keys
 
@@ -100,25 +99,8 @@ class EmulatedEngine:
             for running in [self._running[name] for name in names & self._running.keys()]:
                 self._cancel(running)
 
-    async def pause_generation(self, *, mode: str = "abort", **_: Any) -> None:
-        """Generate no more: requests are aborted, or (`keep`) frozen, their tokens so far handed out."""
-        if mode != "keep":
-            self._abort_all()
-        self.model.pause(self._clock.now_s())
-        self._is_paused = True
-        for running in self._running.values():
-            self._hand_out(running, finish_reason=None)
-        self._arm()
-        await asyncio.sleep(0)  # those who wait for tokens take them first, as with vLLM
-
-    async def resume_generation(self) -> None:
-        if self._is_paused:
-            self._is_paused = False
-            self.model.resume(self._clock.now_s())
-            self._after_change()
-
     async def sleep(self, level: int = 1) -> None:
-        if self._running and not self._is_paused:
+        if self._running:
             raise RuntimeError(f"put to sleep with {len(self._running)} requests in the engine")
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:

@@ -83,12 +83,6 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         while any(self._updates.version_of(server_id) < self._updates.newest_version for server_id in self._workers):
             await self._changed.wait()
 
-    async def server_of(self, lease_id: str) -> str | None:
-        """When it has its weights, unless generation stops first: until then it says that the round has stopped."""
-        while self._is_open and self._updates.phase_of(self._table.server_of(lease_id) or "") is Phase.UPDATING:
-            await self._changed.wait()
-        return self._table.server_of(lease_id)
-
     async def versions(self) -> dict[str, int]:
         """Server -> the policy version of its weights; -1 before it has any."""
         return {server_id: self._updates.version_of(server_id) for server_id in self._workers}
@@ -226,7 +220,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             knows = self._balance.controller.knows(server_id)
             load = await self._lives.tell(server_id, "go_on" if knows else "allow_generation")
             if server_id not in self._generating:
-                await self._lives.tell(server_id, "stop_generation", self._pause_mode)
+                await self._lives.tell(server_id, "stop_generation")
             elif not knows and server_id in self._lives.alive:
                 self._deliver(self._balance.join(server_id, load))
 

@@ -158,7 +158,7 @@ def rolling_update(options: AsyncDAPOConfig) -> dict[str, Any]:
     return {
         "drains": drains,
         "max_lag": most // 2 if drains and most is not None else most,
-        "pause_mode": "hold" if options.keeps_kv else "abort",
+        "pause_mode": "hold" if options.holds_kv else "abort",
     }
 
 

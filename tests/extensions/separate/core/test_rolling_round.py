@@ -501,7 +501,7 @@ def test_given_a_carried_group_that_has_grown_too_stale_then_it_is_retired() -> 
     round_.stop()
     pool.take_back(round_.close(), [])
     assert pool.carried_uids == ("a",)
-    assert pool.retire(9) == (["a"], []) and not pool.carried_uids
+    assert pool.retire(9) == ["a"] and not pool.carried_uids
 
 
 def test_given_fewer_requests_on_one_of_the_oldest_then_it_is_updated_first_and_a_newer_one_last() -> None:
@@ -529,7 +529,7 @@ def test_given_replicas_that_stand_still_then_all_that_are_behind_are_updated_at
         rolling.join(name)
         rolling.updated(name)
     rolling.publish(1)
-    inflight = {"a": 0, "b": 0, "c": 0, "d": 3}  # its requests are frozen in it, or still to be given back
+    inflight = {"a": 0, "b": 0, "c": 0, "d": 3}  # its requests are still to be given back
     assert len(rolling.moves(inflight)) == 1
     moves = rolling.moves(inflight, is_stopped=True)
     assert moves.keys() == set("bcd")

@@ -28,10 +28,13 @@ class _RollingWorld(World):
     stops_for_weights = False
     balancer: RollingLoadBalancer
 
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, random: Random, pause_mode: str) -> None:
+        self.pause_mode = pause_mode
+        super().__init__(monkeypatch, random)
+
     def _make_balancer(self) -> RollingLoadBalancer:
         rolling = {"drains": False, "max_lag": None, "pause_mode": self.pause_mode}
-        options = router_options(3, pause_mode="keep" if self.pause_mode == "hold" else "abort", rolling=rolling)
-        return RollingLoadBalancer(self.handles, options)
+        return RollingLoadBalancer(self.handles, router_options(3, rolling=rolling))
 
     async def begin(self) -> None:
         await self.balancer.publish(0, [])

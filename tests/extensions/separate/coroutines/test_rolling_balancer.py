@@ -8,8 +8,6 @@ from random import Random
 import pytest
 
 from recipe.async_dapo.config.values import RolloutStrategy
-from recipe.async_dapo.core.trajectory import Turn
-from recipe.async_dapo.extensions.separate.rolling_update import Phase
 
 from ....support.simulation import at_each
 from ..support.rolling_world import RollingWorld
@@ -20,23 +18,6 @@ MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(15
 MOMENTS_S = [
     k / 8 for k in range(28)
 ]  # from before an update of 2 s until after it, calls of a quarter second included
-
-
-async def test_given_a_frozen_request_when_its_engine_has_not_got_its_weights_at_the_next_round_then_it_waits_for_it(
-    monkeypatch,
-) -> None:
-    it = RollingWorld(monkeypatch, RolloutStrategy.PARTIAL_STALE_KV, "a", transfer_s=5.0)
-    await it.begin()
-    turn = Turn(prompt_digest=b"", prompt_len_tok=1)
-    asked = "trajectory", [1], {"max_tokens": 50, "logprobs": True}, {}
-    answer = asyncio.create_task(it.requests.advance(turn, *asked))
-    await asyncio.sleep(2)
-    await it.balancer.stop()
-    assert not await answer and turn.attachment is not None
-    await it.publish(1)
-    await it.balancer.open()
-    assert it.phase("a") is Phase.UPDATING
-    assert await it.requests.advance(turn, *asked), "it was told that the round has stopped"
 
 
 @pytest.mark.slow
@@ -71,24 +52,6 @@ async def test_given_an_engine_that_is_removed_while_others_are_asked_then_it_ha
     it.balancer._lives.lose("a", "leaves")
     stats, _ = await turning
     assert stats.loads.keys() == {"b"} and stats.servers == 1
-
-
-@at_each(MOMENTS_S)
-async def test_given_a_frozen_request_when_its_engine_is_updated_over_the_opening_then_it_goes_on_there(
-    monkeypatch, moment_s: float
-) -> None:
-    it = RollingWorld(monkeypatch, RolloutStrategy.PARTIAL_STALE_KV, "ab", latency_s=0.25)
-    await it.begin()
-    clients = [asyncio.create_task(it.answer(k, length_tok=20)) for k in range(4)]
-    await asyncio.sleep(4)
-    await it.balancer.stop()
-    await it.publish(1)
-    await asyncio.sleep(moment_s)
-    await it.balancer.open()
-    await asyncio.gather(*clients)
-    await it.is_well(newest=1)
-    leases = sum(len(arguments[0]) for method, arguments, _ in it.handle.calls if method == "exchange")
-    assert leases == 4, "a request was sent away"
 
 
 @pytest.mark.parametrize("seed", [*range(15), *MORE_SEEDS])

@@ -52,15 +52,12 @@ class RollingWorld:
     ) -> None:
         self.strategy = strategy
         self._transfer_s, self._latency_s = transfer_s, latency_s
-        keeps_kv = strategy is RolloutStrategy.PARTIAL_STALE_KV
         rolling = {
             "drains": strategy is RolloutStrategy.CONSISTENT,
             "max_lag": max_lag,
-            "pause_mode": "hold" if keeps_kv else "abort",
+            "pause_mode": "hold" if strategy is RolloutStrategy.PARTIAL_STALE_KV else "abort",
         }
-        options = router_options(
-            PLACES, pause_mode="keep" if keeps_kv else "abort", engine_timeout_s=600.0, rolling=rolling
-        )
+        options = router_options(PLACES, engine_timeout_s=600.0, rolling=rolling)
         self.servers: dict[str, ScriptedServer] = {}
         self.handles: dict[str, FakeHandle] = {}
         self.takers: dict[str, WeightTaker] = {}
@@ -143,7 +140,7 @@ class RollingWorld:
         for name in names:
             server = self.servers[name]
             assert self.phase(name) is Phase.SERVING and server.global_steps == newest
-            assert not server.is_stopped and server._decodes.is_set() and not server._paused.is_set()
+            assert not server.is_stopped and server._decodes.is_set()
             assert not self.balancer._table._by_load.servers[name].is_closed
         status = await self.balancer.get_status()
         assert (status["total_inflight"], status["queued"]) == (0, 0)

@@ -223,7 +223,7 @@ class SeparateCluster(Cluster):
         assert all(self._server_of(name).generates for name in versions)
 
     def check_at_rest(self) -> None:
-        """No round is open: engines have what is frozen in them, and nothing else."""
+        """No round is open, and engines are empty."""
         self.run_for(0.1)
         self.check_engines()
         rows = {key.split("_")[0] for key in self.store.rows[store.TRAIN]}
