@@ -17,7 +17,7 @@ from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 from recipe.async_dapo.record import checkpoint_folder
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, new_run, verify
-from recipe.async_dapo.training import trainer as trainer_module
+from recipe.async_dapo.training import run_checkpoints
 from recipe.async_dapo.training.checkpoints import KeptCheckpoints
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -159,7 +159,7 @@ def test_given_a_full_disk_when_a_checkpoint_is_written_then_the_error_ends_with
     trainer._checkpoints = kept(tmp_path, None)
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: write())
     trainer.replay_buffer = SimpleNamespace(state=lambda: None)
-    monkeypatch.setattr(trainer_module, "to_frames", lambda state: [])
+    monkeypatch.setattr(run_checkpoints, "to_frames", lambda state: [])
     with pytest.raises(RuntimeError) as raised:
         trainer._save_checkpoint()
     last = str(raised.value).splitlines()[-1]

@@ -15,6 +15,7 @@ from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.core.agreement import ENOUGH_TOK, LogProbsDisagree, NewestTokens, judge
 from recipe.async_dapo.training import one_update
 from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
+from recipe.async_dapo.training.passes import Passes
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.ranks import nested
@@ -78,7 +79,10 @@ def step(run, monkeypatch, caplog):
         trainer.options = AsyncDAPOConfig.from_hydra(trainer.config)
         wire_importance_sampling(trainer.config, trainer.options.importance_sampling)
         trainer.actor_rollout_wg = actor = Actor(versions, off, lens)
-        trainer._choose_passes()
+        passes, earlier = Passes(trainer.config, trainer.options, actor), getattr(trainer, "_passes", None)
+        if earlier is not None:  # of the same life
+            passes._newest, passes._has_judged_engines = earlier._newest, earlier._has_judged_engines
+        trainer._passes = passes
         monkeypatch.setattr(trainer_base, "tq", actor)
         monkeypatch.setattr(store, "tq", actor)
         trainer._compute_old_log_prob(actor.batch, {})

@@ -21,6 +21,7 @@ from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ImportanceSampling
 from recipe.async_dapo.startup.rules import check_options
 from recipe.async_dapo.training.importance_sampling import mixture_token_log_probs, wire_importance_sampling
+from recipe.async_dapo.training.passes import Passes
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.ranks import nested
@@ -103,10 +104,12 @@ def loss(run, monkeypatch):
         withheld_tok = store.withhold(batch, oldest_version=oldest_version)
         trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
         trainer.config, trainer.global_steps, trainer.use_critic = config, 1, False
-        trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
+        workers = SimpleNamespace(_dispatch_info={"actor": [0]}, set_loss_fn=lambda loss: None)
+        trainer.actor_rollout_wg = workers
         trainer.replay_buffer = SimpleNamespace(withheld_tok=withheld_tok)
-        trainer._has_judged_engines = True
-        trainer._mixture = Mixture() if options.importance_sampling is ImportanceSampling.MIXTURE else None
+        trainer._passes = passes = Passes(config, options, workers)
+        passes._has_judged_engines = True
+        passes._mixture = Mixture() if options.importance_sampling is ImportanceSampling.MIXTURE else None
         if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there
             trainer._compute_old_log_prob(batch, {})
         advantage(trainer, batch, {} if metrics is None else metrics)

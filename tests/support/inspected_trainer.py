@@ -24,10 +24,12 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.async_dapo import store
+from recipe.async_dapo.config.values import ImportanceSampling
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.parking import with_tokens
 from recipe.async_dapo.store import start_queue
 from recipe.async_dapo.training import run as training
+from recipe.async_dapo.training.passes import Compute, Passes
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 PROBE = "probe"
@@ -61,6 +63,13 @@ def note(**fields: object) -> None:
         file.write(json.dumps(fields) + "\n")
 
 
+class TwoPasses(Passes):
+    """Log-probs are compared with the engines' in every step, so that each computes them before its update."""
+
+    def log_probs(self, batch: KVBatchMeta, step: int, compute: Compute, *, has_one_update: bool) -> KVBatchMeta:
+        return super().log_probs(batch, step, compute, has_one_update=False)
+
+
 class InspectedTrainer(AsyncDAPOTrainer):
     """Writes down each batch. Where no engine dies: engines and leases after the stop, and log-probs by version.
 
@@ -68,15 +77,14 @@ class InspectedTrainer(AsyncDAPOTrainer):
     beside the inspection file; `weights_by_hand.py` reads them.
     """
 
+    _passes_class = TwoPasses
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._switches = Switches.read()
         self._looks_at_engines = not self._switches.deaths
         self._dead: list[int] = []  # processes of the engines that were killed
         self._after_stop: dict[str, Any] = {}
-
-    def _choose_passes(self) -> None:
-        """Log-probs are compared with the engines' in every step, so that each computes them before its update."""
 
     def prepare_step(self) -> dict[str, Any]:
         if self._looks_at_engines:
@@ -104,12 +112,12 @@ class InspectedTrainer(AsyncDAPOTrainer):
         }
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if self._mixture is not None:
+        if self.options.importance_sampling is ImportanceSampling.MIXTURE:
             folder = Path(os.environ["INSPECTION_FILE"]).with_name("weighed")
             self.actor_rollout_wg.save_checkpoint(str(folder / "saving"))
             shutil.copytree(folder / "saving", folder / f"version-{self.global_steps - 1}", dirs_exist_ok=True)
         batch = super()._compute_advantage(batch, metrics)
-        if self._mixture is not None:
+        if self.options.importance_sampling is ImportanceSampling.MIXTURE:
             data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(WEIGHED_FIELDS))
             rows = [{name: data[name][row] for name in WEIGHED_FIELDS} for row in range(len(batch))]
             torch.save(

@@ -28,7 +28,6 @@ Coordinator and load balancer have no loop of their own: they answer calls, and 
 
 import logging
 import math
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -36,9 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from omegaconf import DictConfig
-from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.experimental.agent_loop import AgentLoopManager
@@ -46,49 +43,31 @@ from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
-from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
-from ..config.options import AsyncDAPOConfig, lasting_options, longest_trained_tok, why_log_probs_first
-from ..config.values import (
-    ConfigError,
-    ImportanceSampling,
-    RolloutStrategy,
-    SpeculativeConfig,
-    own_head_drafts,
-)
-from ..core.agreement import NewestTokens, judge
-from ..core.ledger import LedgerError
-from ..core.mini_batches import balanced_order, most_rows, rows_of_updates
+from ..config.options import AsyncDAPOConfig
+from ..config.values import ConfigError, RolloutStrategy, SpeculativeConfig, own_head_drafts
+from ..core.mini_batches import most_rows
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
-from ..record.checkpoint_folder import (
-    ANEW,
-    STEP_FOLDER,
-    DamagedCheckpoint,
-    absent_ranks,
-    read_complete,
-    read_pool,
-    saving,
-)
+from ..record.checkpoint_folder import ANEW, STEP_FOLDER
 from ..record.trained_model import TrainedModel
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..runtime.actor_watch import watched
 from ..runtime.interruption import note_step
 from ..runtime.logs import log_phase
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
-from . import one_update
-from .agreement import newest_tokens
-from .checkpoints import KeptCheckpoints, from_frames, prompts_in_words, to_frames
+from .checkpoints import KeptCheckpoints, prompts_in_words
 from .engine_manager import EngineManager
-from .importance_sampling import importance_metrics, importance_sums, truncated_weights
 from .metrics import fields_to_average, update_metrics
-from .mixture import MixtureLogProbs
+from .mini_batches import balance_updates, updates_of
+from .passes import Passes, leave_all_out
 from .recorder import ValidationAnswers
 from .replay_buffer import RoundReplayBuffer
+from .run_checkpoints import restore_run, save_run
 from .tracking import extend, keep_metrics_file
 
 logger = logging.getLogger(__name__)
@@ -106,11 +85,8 @@ class AsyncDAPOTrainer(PPOTrainer):
     checkpoint_callback: CheckpointCallback
     _engines_class: type[EngineManager] = EngineManager
     _worker_class: type[AsyncDAPOActorRolloutRefWorker] = AsyncDAPOActorRolloutRefWorker
+    _passes_class: type[Passes] = Passes
     _has_told_fields = False
-    _has_judged_engines = False
-    _newest = NewestTokens()  # of this life, until engines are judged
-    _can_take_one_pass = False  # the update computes pi_prox itself, once engines are judged
-    _takes_one_pass = False  # so in this step
     _first_step = 1  # of this life
     _keys: Sequence[str] = ()  # of the step's rows
     _mini_batch_sizes: list[int] | None = None  # as options have them, of actor and critic
@@ -119,7 +95,6 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
-        self._mixture: MixtureLogProbs | None = None
         self._checkpoints = KeptCheckpoints.taking_over_from_verl(config)
         super().__init__(config)
         # verl would call it before the checkpoint is complete: a copy that it makes could not be resumed from.
@@ -152,21 +127,14 @@ class AsyncDAPOTrainer(PPOTrainer):
         super()._setup()
         self.checkpoint_manager = self._engines = self._manage_engines(self.checkpoint_manager)
         self._engines.choose_wire_type()
-        self._choose_passes()
-
-    def _choose_passes(self) -> None:
         actor = self.config.actor_rollout_ref.actor
         if actor.shuffle and actor.ppo_mini_batch_size < self.options.target_valid_groups:
             logger.warning(
                 "actor_rollout_ref.actor.shuffle=True: training ranks shuffle apart from each other and wait for the "
                 "slowest at each update; set it to False, with which each has equal work"
             )
-        mode, has_dropout = self.options.importance_sampling, one_update.has_dropout(self.config)
-        why_two = why_log_probs_first(self.config, mode, has_dropout=has_dropout)
-        scored = ImportanceSampling.NONE if mode is ImportanceSampling.BYPASS else mode
-        self._can_take_one_pass = why_log_probs_first(self.config, scored, has_dropout=has_dropout) is None
-        if self._can_take_one_pass:
-            self.actor_rollout_wg.set_loss_fn(one_update.loss_of(self.config))
+        self._passes = self._passes_class(self.config, self.options, self.actor_rollout_wg)
+        why_two = self._passes.why_two
         log_phase(
             "no pass before the update" if why_two is None else f"a pass of log-probs before the update: {why_two}"
         )
@@ -238,8 +206,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         return f"step {total} of {limit} is trained"
 
     def on_init_end(self) -> None:
-        if self.options.importance_sampling is ImportanceSampling.MIXTURE:
-            self._mixture = MixtureLogProbs(self.actor_rollout_wg, self.config, self.options)
+        self._passes.begin()
         log_phase("first weights to the engines")
         self.checkpoint_manager.update_weights(self.global_steps)
 
@@ -305,16 +272,10 @@ class AsyncDAPOTrainer(PPOTrainer):
         return metrics | {keys.VALIDATION_FAILED: failed}
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
-        """verl balances a step over the training ranks; this balances each of its updates, at which all ranks meet."""
         self._keys = batch.keys
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
-        actor, ranks = self.config.actor_rollout_ref.actor, self._training_ranks
-        rows = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-        has_updates = self.config.trainer.critic_warmup <= self.global_steps  # else rows do not divide the batch
-        if has_updates and rows < len(batch) and not actor.shuffle:
-            work = calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
-            padding, equal = map(store.is_padding, batch.tags), partial(get_seqlen_balanced_partitions, equal_size=True)
-            batch.reorder(balanced_order(batch.keys, work, [*padding], ranks=ranks, rows=rows, partition=equal))
+        if self.config.trainer.critic_warmup <= self.global_steps:  # else there is no update, and rows do not divide it
+            balance_updates(batch, self.config, ranks=self._training_ranks)
         return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
@@ -336,101 +297,41 @@ class AsyncDAPOTrainer(PPOTrainer):
         return math.lcm(super()._get_required_batch_multiple(dp_size), padded_rows)
 
     @property
+    def _trained_models(self) -> list[DictConfig]:
+        return [self.config.actor_rollout_ref.actor, *([self.config.critic] if self.use_critic else [])]
+
+    def _updates(self, count: int) -> list[list[int]]:
+        """The rows of each update of a batch of so many rows."""
+        n = self.config.actor_rollout_ref.rollout.n
+        return updates_of(count, self._trained_models, n=n, ranks=self._training_ranks)
+
+    @property
     def _training_ranks(self) -> int:
         return 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
 
-    def _updates(self, count: int) -> list[list[int]]:
-        """The rows of each update of a batch, those of the critic if they are fewer. Of several, between which ranks
-        shuffle, nobody knows them: then each row by itself.
-        """
-        models = [self.config.actor_rollout_ref.actor, *([self.config.critic] if self.use_critic else [])]
-        rows = min(model.ppo_mini_batch_size for model in models) * self.config.actor_rollout_ref.rollout.n
-        if rows < count and any(model.shuffle for model in models):
-            return rows_of_updates(count, ranks=1, rows=1)
-        return rows_of_updates(count, ranks=self._training_ranks, rows=min(rows, count))
-
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Until engines are judged, the trainer computes log-probs before every update, also where the update does so
-        itself, and under bypass, where verl takes the engines'.
-        """
-        bypasses = self.config.algorithm.rollout_correction.bypass_mode
-        self._takes_one_pass = self._can_take_one_pass and self._has_judged_engines and self._has_one_update(batch)
-        if self._takes_one_pass and not bypasses:
-            return batch
-        if self._has_judged_engines:
-            return super()._compute_old_log_prob(batch, metrics)
-        with self._bypassing(False):
-            batch = super()._compute_old_log_prob(batch, metrics)
-        self._newest += newest_tokens(batch, step=self.global_steps, whole_only=self.options.has_old_kv)
-        warning = judge(self._newest)
-        self._has_judged_engines = warning is not None
-        if warning:
-            logger.warning("step %d: %s", self.global_steps, warning)
-        return super()._compute_old_log_prob(batch, metrics) if bypasses else batch
-
-    def _has_one_update(self, batch: KVBatchMeta) -> bool:
-        return len(self._updates(len(batch))) == 1
+        compute = partial(super()._compute_old_log_prob, metrics=metrics)
+        has_one_update = len(self._updates(len(batch))) == 1
+        return self._passes.log_probs(batch, self.global_steps, compute, has_one_update=has_one_update)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Behind it no token is taken out of the loss any more: the number that it is divided by is settled here."""
+        compute = partial(super()._compute_advantage, metrics=metrics)
         try:
-            batch = self._corrected_advantage(batch, metrics)
+            batch = self._passes.advantage(batch, self.global_steps, metrics, compute)
         except ValueError as error:
             if not any(text in str(error) for text in _TOO_FEW_TOKENS):
                 raise
-            self._leave_all_out(batch)
+            leave_all_out(batch, self.global_steps)
         if self.replay_buffer.withheld_tok or self.config.algorithm.rollout_correction.rollout_rs is not None:
             store.leave_rejected_out(batch, self._updates(len(batch)))
         return batch
 
-    def _corrected_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        correction = self.config.algorithm.rollout_correction
-        if correction.bypass_mode or self._takes_one_pass:
-            with self._bypassing(True):
-                return super()._compute_advantage(batch, metrics)
-        data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
-        log_ratio_BT, mask_BT = data["old_log_probs"] - data["rollout_log_probs"], data["response_mask"]
-        if self._mixture is not None:
-            sampled_by = self._mixture.log_probs(batch, step=self.global_steps, metrics=metrics)
-            log_ratio_BT = data["old_log_probs"] - pad_sequence(sampled_by, batch_first=True)
-        is_newest_BT = data["policy_versions"] >= self.global_steps - 1
-        metrics.update(importance_metrics(importance_sums(log_ratio_BT, is_newest_BT, mask_BT)))
-        if not mask_BT.any():  # verl's correction refuses such a batch
-            self._leave_all_out(batch)
-            return batch
-        batch = super()._compute_advantage(batch, metrics)
-        if self._mixture is not None:
-            weights_BT, weight_metrics = truncated_weights(log_ratio_BT.float(), mask_BT, correction)
-            rows = zip(weights_BT, sampled_by, strict=True)
-            store.write_field(batch, "rollout_is_weights", [row_T[: len(own_T)] for row_T, own_T in rows])
-            metrics.update(weight_metrics)
-        return batch
-
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if self._takes_one_pass:
-            batch.extra_info[one_update.FIELD] = one_update.told(self.config, newest=self.global_steps - 1)
-        batch = super()._update_actor(batch, metrics)
-        metrics.update(one_update.step_metrics(metrics))
+        compute = partial(super()._update_actor, metrics=metrics)
+        batch = self._passes.update(batch, self.global_steps, metrics, compute)
         metrics.update(update_metrics(metrics))
         return batch
-
-    def _leave_all_out(self, batch: KVBatchMeta) -> None:
-        """Take every token of a batch out of the loss, where at most one is left in it."""
-        logger.warning("step %d: the batch has fewer than two tokens in the loss, and is left out", self.global_steps)
-        mask = store.read_fields(batch, ["response_mask"])["response_mask"]
-        store.write_field(batch, "response_mask", map(torch.zeros_like, mask))
-        for field in ("advantages", "returns"):
-            store.write_field(batch, field, [torch.zeros(len(mask_T)) for mask_T in mask])
-
-    @contextmanager
-    def _bypassing(self, bypasses: bool) -> Iterator[None]:
-        """verl reads at every call whether the trainer's own log-probs count."""
-        correction = self.config.algorithm.rollout_correction
-        before, correction.bypass_mode = correction.bypass_mode, bypasses
-        try:
-            yield
-        finally:
-            correction.bypass_mode = before
 
     def _draw(self, count: int) -> list[PromptGroup]:
         """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""
@@ -453,30 +354,15 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _save_checkpoint(self) -> None:
         """The checkpoint before stays until this one is complete; then those beyond the number to keep go, whole."""
         folder = Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{self.global_steps}"
-        try:
-            replays = self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
-            frames = to_frames(self.replay_buffer.state())
-            with saving(
-                folder,
-                frames,
-                has_routes=replays,
-                prompts=self._prompts_in_words(),
-                options=lasting_options(self.config),
-                model=self._model,
-                run=self._checkpoints.run,
-            ):
-                super()._save_checkpoint()
-        except (OSError, RuntimeError) as error:  # torch's says nothing of a full disk
-            is_there = folder.parent.exists()
-            room = f"{shutil.disk_usage(folder.parent).free / 1e9:.1f} GB are free there" if is_there else "it is gone"
-            raise RuntimeError(
-                f"{error}\n{folder} could not be written whole: {room}, seen from this node; "
-                "trainer.resume_mode=auto goes on from the newest complete checkpoint"
-            ) from error
-        if absent := absent_ranks(folder):
-            key = f"trainer.default_local_dir={self.config.trainer.default_local_dir}"
-            what = f"{folder} has no model of the training ranks {absent}, seen from this node"
-            logger.warning("%s: no run can go on from it if %s is not a folder that all nodes share", what, key)
+        save_run(
+            folder,
+            self.replay_buffer,
+            self.config,
+            prompts=self._prompts_in_words(),
+            model=self._model,
+            run=self._checkpoints.run,
+            save_models=super()._save_checkpoint,
+        )
         self._on_complete.on_save(
             trainer=self, global_step=self.global_steps, checkpoint_dir=str(folder), async_save=False
         )
@@ -490,26 +376,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         super()._load_checkpoint()
         if self.global_steps == 0:
             return
-        key = "default_local_dir" if is_own else "resume_from_path"
-        folder = Path(trainer.resume_from_path or f"{trainer.default_local_dir}/{STEP_FOLDER}{self.global_steps}")
-        try:
-            self.replay_buffer.restore(from_frames(read_pool(folder)))
-        except (DamagedCheckpoint, LedgerError) as error:
-            raise ConfigError(
-                f"trainer.{key}", trainer[key], f"{folder}: {error}; resume from another checkpoint"
-            ) from error
-        log_phase(f"resumed from {folder}: step {self.global_steps + 1} is next")
-        store.forget_all_but(self.replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
-        self.replay_buffer.give_up_unfit(longest_trained_tok(self.config))
-        then, now = read_complete(folder).prompts, self._prompts_in_words()
-        if then and then != now:
-            logger.warning(
-                "the training data have %s, and the checkpoint's run had %s: other prompts follow, from the place of "
-                "the data loader on; groups that are kept have theirs. Resume with its data.train_files, "
-                "data.max_prompt_length and data.train_max_samples, unless that is meant",
-                now or "a class of its own",
-                then,
-            )
+        prompts, step = self._prompts_in_words(), self.global_steps
+        folder = restore_run(self.replay_buffer, self.config, step=step, prompts=prompts, is_newest=is_own)
         if is_own:  # one that was named stays, and those beside it: what goes on from it is a run of its own
             self._checkpoints.resumed(folder)
 

@@ -1,0 +1,100 @@
+"""A step's checkpoint of the whole run: written around verl's own, and gone on from."""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from .. import store
+from ..config.options import lasting_options, longest_trained_tok
+from ..config.values import ConfigError
+from ..core.ledger import LedgerError
+from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, absent_ranks, read_complete, read_pool, saving
+from ..record.trained_model import TrainedModel
+from ..runtime.logs import log_phase
+from .checkpoints import from_frames, to_frames
+from .replay_buffer import RoundReplayBuffer
+
+logger = logging.getLogger(__name__)
+
+
+def save_run(
+    folder: Path,
+    replay_buffer: RoundReplayBuffer,
+    config: DictConfig,
+    *,
+    prompts: str,
+    model: TrainedModel,
+    run: str,
+    save_models: Callable[[], None],
+) -> None:
+    """Write a checkpoint, which is complete once all of it is on the disk.
+
+    Args:
+        prompts: the training data, in words.
+        run: that saves it.
+        save_models: verl's part.
+
+    Raises:
+        RuntimeError: if it could not be written whole, with the room that is left.
+    """
+    try:
+        with saving(
+            folder,
+            to_frames(replay_buffer.state()),
+            has_routes=config.actor_rollout_ref.rollout.enable_rollout_routing_replay,
+            prompts=prompts,
+            options=lasting_options(config),
+            model=model,
+            run=run,
+        ):
+            save_models()
+    except (OSError, RuntimeError) as error:  # torch's says nothing of a full disk
+        is_there = folder.parent.exists()
+        room = f"{shutil.disk_usage(folder.parent).free / 1e9:.1f} GB are free there" if is_there else "it is gone"
+        raise RuntimeError(
+            f"{error}\n{folder} could not be written whole: {room}, seen from this node; "
+            "trainer.resume_mode=auto goes on from the newest complete checkpoint"
+        ) from error
+    if absent := absent_ranks(folder):
+        key = f"trainer.default_local_dir={config.trainer.default_local_dir}"
+        what = f"{folder} has no model of the training ranks {absent}, seen from this node"
+        logger.warning("%s: no run can go on from it if %s is not a folder that all nodes share", what, key)
+
+
+def restore_run(
+    replay_buffer: RoundReplayBuffer, config: DictConfig, *, step: int, prompts: str, is_newest: bool
+) -> Path:
+    """Go on from the checkpoint of a step, whose models verl has loaded. Returns its folder.
+
+    Args:
+        prompts: the training data of this run, in words.
+        is_newest: it was looked for, and not named.
+
+    Raises:
+        ConfigError: if it is damaged, or its groups are no groups of this run.
+    """
+    trainer = config.trainer
+    key = "default_local_dir" if is_newest else "resume_from_path"
+    folder = Path(trainer.resume_from_path or f"{trainer.default_local_dir}/{STEP_FOLDER}{step}")
+    try:
+        replay_buffer.restore(from_frames(read_pool(folder)))
+    except (DamagedCheckpoint, LedgerError) as error:
+        raise ConfigError(
+            f"trainer.{key}", trainer[key], f"{folder}: {error}; resume from another checkpoint"
+        ) from error
+    log_phase(f"resumed from {folder}: step {step + 1} is next")
+    store.forget_all_but(replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
+    replay_buffer.give_up_unfit(longest_trained_tok(config))
+    then = read_complete(folder).prompts
+    if then and then != prompts:
+        logger.warning(
+            "the training data have %s, and the checkpoint's run had %s: other prompts follow, from the place of "
+            "the data loader on; groups that are kept have theirs. Resume with its data.train_files, "
+            "data.max_prompt_length and data.train_max_samples, unless that is meant",
+            prompts or "a class of its own",
+            then,
+        )
+    return folder
