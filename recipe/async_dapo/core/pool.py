@@ -19,7 +19,7 @@ from .outcome import GroupOutcome, Verdict
 from .over_sampling import AtHand, OverSampling
 from .round import RoundSummary
 from .staleness import StalenessLimit
-from .stop_rules import StopRuleName
+from .stop_rules import StopRuleName, trains_as_started
 from .trajectory import PromptGroup
 
 
@@ -94,7 +94,7 @@ class _DeferredPrompts:
 def training_order(summary: RoundSummary, stop_rule: StopRuleName) -> list[GroupOutcome]:
     """The valid groups of a round, those to be trained on first in front."""
     valid = summary.ended(Verdict.VALID)
-    if stop_rule is not StopRuleName.FIRST_COMPLETED:
+    if trains_as_started(stop_rule):
         position = {uid: i for i, uid in enumerate(summary.start_order)}
         valid.sort(key=lambda outcome: position[outcome.prompt_uid])
     return valid

@@ -22,7 +22,7 @@ from typing import ClassVar
 from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AtHand
 from .round_groups import WAITING, GroupState, RoundGroups, WaitingGroup
-from .stop_rules import CompletionOrder, StartOrder, StopRule, StopRuleName
+from .stop_rules import StopRule, StopRuleName, rule_of
 from .summed import Summed
 
 
@@ -61,11 +61,9 @@ class RoundSpec:
         return self.stop_rule is None
 
     def make_rule(self) -> StopRule | None:
-        """`drain` needs the same as `first_completed`; it ends differently."""
         if self.stop_rule is None:
             return None
-        missing = self.target_valid_groups - self.carried_valid_groups
-        return StartOrder(missing) if self.stop_rule is StopRuleName.FIFO else CompletionOrder(missing)
+        return rule_of(self.stop_rule, self.target_valid_groups - self.carried_valid_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

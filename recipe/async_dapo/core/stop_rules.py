@@ -10,6 +10,7 @@
 
 from collections import deque
 from enum import StrEnum
+from typing import assert_never
 
 from .outcome import Verdict
 
@@ -83,3 +84,28 @@ class WhenTold(StopRule):
 
     def tell(self) -> None:
         self._missing = 0
+
+
+def rule_of(name: StopRuleName, missing: int) -> StopRule:
+    """
+    Args:
+        missing: valid groups that the step still needs.
+    """
+    match name:
+        case StopRuleName.FIRST_COMPLETED | StopRuleName.DRAIN:  # `drain` needs the same; it ends differently
+            return CompletionOrder(missing)
+        case StopRuleName.FIFO:
+            return StartOrder(missing)
+        case _:
+            assert_never(name)
+
+
+def trains_as_started(name: StopRuleName) -> bool:
+    """Whether valid groups are trained in the order in which they started, not in that in which they ended."""
+    match name:
+        case StopRuleName.FIRST_COMPLETED:
+            return False
+        case StopRuleName.FIFO | StopRuleName.DRAIN:
+            return True
+        case _:
+            assert_never(name)

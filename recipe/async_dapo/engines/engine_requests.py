@@ -16,7 +16,8 @@ from ..calls import append_routes, append_tokens
 from ..core.balance import Requested, Returned
 from ..core.trajectory import Turn
 from ..runtime.actor_watch import ActorDied
-from ..runtime.aio import RECONNECT_S, Gathered, resolve, run_to_completion
+from ..runtime.aio import Gathered, resolve, run_to_completion
+from ..runtime.reconnect import RECONNECT_S
 from .protocol import ABORTED, ERROR, MORE, UNKNOWN, counts_of, extra_of
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from ..runtime.aio import RECONNECT_S, await_all
+from ..runtime.aio import await_all
+from ..runtime.reconnect import insist
 
 logger = logging.getLogger(__name__)
 
@@ -93,13 +94,15 @@ class EngineLives:
             self.lose(address, wrong)
 
     async def _call(self, address: str, server: ActorHandle, method: str, *args: Any) -> Any:
-        while address in self.alive:
-            try:
-                return await getattr(server, method).remote(*args)
-            except ActorUnavailableError:  # only the connection broke
-                logger.warning("engine %s cannot be reached; %s is repeated", address, method)
-                await asyncio.sleep(RECONNECT_S)
-            except RayActorError as error:
-                first_line, *_ = str(error).splitlines()  # Ray goes on with every reason there could be
-                self.lose(address, f"died: {first_line}")
-        return None
+        def goes_on(_: ActorUnavailableError) -> bool:
+            logger.warning("engine %s cannot be reached; %s is repeated", address, method)
+            return address in self.alive
+
+        try:
+            return await insist(lambda: getattr(server, method).remote(*args), goes_on=goes_on)
+        except ActorUnavailableError:  # and it was lost meanwhile
+            return None
+        except RayActorError as error:
+            first_line, *_ = str(error).splitlines()  # Ray goes on with every reason there could be
+            self.lose(address, f"died: {first_line}")
+            return None

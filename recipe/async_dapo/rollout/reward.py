@@ -19,7 +19,7 @@ from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ..runtime.actor_watch import ActorDied
-from ..runtime.aio import RECONNECT_S
+from ..runtime.reconnect import RECONNECT_S, insist
 from .reward_isolation import RewardProcessDied, RewardProcessKilled, RewardRaised
 from .reward_process import describe, plain, user_traceback
 
@@ -127,16 +127,19 @@ class RewardScorer:
             TimeoutError: if it cannot be reached for good.
         """
         limit_s = self._options.unreachable_limit_s
-        for _ in range(math.ceil(limit_s / RECONNECT_S)):  # not a clock: a call that did get through may wait in line
-            try:
-                await self._compute_score(outputs, sample)
-                return
-            except ActorUnavailableError as error:
-                if isinstance(error, RayTaskError):  # the function itself has called an actor
-                    raise
-                logger.debug("a reward worker cannot be reached; the call is repeated")
-                await asyncio.sleep(RECONNECT_S)
-        raise TimeoutError(f"its reward worker cannot be reached for {limit_s} s")
+        attempts = iter(
+            range(math.ceil(limit_s / RECONNECT_S))
+        )  # not a clock: a call that got through may wait in line
+
+        def goes_on(error: ActorUnavailableError) -> bool:
+            if isinstance(error, RayTaskError):  # the function itself has called an actor
+                return False
+            if next(attempts, None) is None:
+                raise TimeoutError(f"its reward worker cannot be reached for {limit_s} s")
+            logger.debug("a reward worker cannot be reached; the call is repeated")
+            return True
+
+        await insist(lambda: self._compute_score(outputs, sample), goes_on=goes_on)
 
     def metric_of(self, output: AgentLoopOutput) -> float:
         """The raw metric that groups are filtered by."""

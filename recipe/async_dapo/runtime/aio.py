@@ -17,8 +17,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
-RECONNECT_S = 1.0  # pause before an actor that could not be reached is called again
-
 
 async def run_to_completion(cleanup: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
     """Await `cleanup` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards.

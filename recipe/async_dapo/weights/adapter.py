@@ -21,7 +21,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
-from ..runtime.aio import RECONNECT_S
+from ..runtime.reconnect import RECONNECT_S, insist
 from .stream import CUSTOM_OPTIONS, NamedTensor, private_handle, run_name, sockets_folder, with_proof
 from .wire import WireType
 
@@ -209,15 +209,7 @@ class WeightSender(ServerAdapter):
 
     async def _insist(self, call: Callable[[], Awaitable[Any]]) -> None:
         """Make a call that may arrive twice, again while the engine cannot be reached."""
-
-        async def repeated() -> None:
-            while True:
-                try:
-                    return await call()
-                except ActorUnavailableError:
-                    await asyncio.sleep(RECONNECT_S)
-
-        await self._in_time(repeated())
+        await self._in_time(insist(call))
 
     async def _in_time(self, answer: Awaitable[Any]) -> None:
         try:
