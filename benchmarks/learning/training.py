@@ -19,10 +19,9 @@ from verl.workers.config.optimizer import build_optimizer
 
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ImportanceSampling
-from recipe.async_dapo.core.staleness import StalenessLimit, plan_mixtures
+from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.training.importance_sampling import ratio_statistics, ratio_sums, wire_importance_sampling
-from recipe.async_dapo.training.mixture import group_mixture, segments_of
 
 from .model import TinyTransformer, padded
 from .schedule import Sampled
@@ -95,7 +94,11 @@ class Learner:
         return rows, measures
 
     def _mixture(self, rows: Batch, trained: Sequence[Sampled], newest_BT: Tensor, *, step: int) -> Tensor:
-        """Log-probs under the mixture of versions that sampled a group, [B, T] nats, as `MixtureLogProbs` has them."""
+        """Log-probs under the mixture of versions that sampled a group, [B, T] nats, as `Mixture` has them."""
+        # An extension, which a copy may lack.
+        from recipe.async_dapo.extensions.mixture.balance_heuristic import group_mixture, segments_of
+        from recipe.async_dapo.extensions.mixture.plan import plan_mixtures
+
         self._weights[step - 1] = deepcopy(self.model.state_dict())
         groups: dict[str, list[int]] = {}
         for row, one in enumerate(trained):

@@ -335,3 +335,13 @@ def join_queue() -> None:
 def end_queue() -> None:
     """By the process that has started it."""
     tq.close()
+
+
+def members_by_group(batch: KVBatchMeta) -> dict[str, list[int]]:
+    """Trajectories of a prompt, those of one output index together; without verl's padding."""
+    groups: dict[str, list[int]] = {}
+    for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
+        if not is_padding(tag):
+            uid, _, index = key.split("_")
+            groups.setdefault(f"{uid}_{index}", []).append(row)
+    return groups

@@ -6,14 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
-from transfer_queue import KVBatchMeta
 
 from docs.declared import metrics
-from recipe.async_dapo import store
 from recipe.async_dapo.config.extensions import SERVED
 from recipe.async_dapo.config.extensions import declared as declared_by_extensions
-from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
@@ -23,7 +19,6 @@ from recipe.async_dapo.record import keys
 from recipe.async_dapo.rollout.reports import WorkerReport
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
 from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _calls, _drafts, _tokens, update_metrics
-from recipe.async_dapo.training.mixture import MixtureLogProbs
 from recipe.async_dapo.training.recorder import Recorder
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -40,31 +35,18 @@ def importance_keys() -> set[str]:
     return {*importance_metrics(importance_sums(torch.zeros(2, num), is_newest_BT, mask_BT))}
 
 
-def mixture_keys(monkeypatch: pytest.MonkeyPatch, options: AsyncDAPOConfig) -> set[str]:
-    """Of the balance heuristic, with an empty batch."""
-    monkeypatch.setattr(store, "read_fields", lambda _, names: {name: [] for name in names})
-    workers = SimpleNamespace(world_size=1, begin_snapshots=list, keep_weights=lambda *_: [0])
-    rollout = {"temperature": 1.0, "log_prob_use_dynamic_bsz": True}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
-    metrics: dict[str, float] = {}
-    batch = KVBatchMeta(partition_id=store.TRAIN, keys=[], tags=[])
-    MixtureLogProbs(workers, config, options).log_probs(batch, step=1, metrics=metrics)
-    return set(metrics)
-
-
 def test_emitted_and_declared_metrics_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     opts = options(rollout_strategy=RolloutStrategy.PARTIAL)
     cluster = Cluster(monkeypatch, opts, task=random_task(0))
     emitted = set(cluster.step())
     monkeypatch.undo()
     cluster.close()
-    mixture = mixture_keys(monkeypatch, opts)
     declared = {PREFIX + name for name in metrics()}
     drafted = EngineLoad(kv_room_tok=1, max_num_seqs=1, generated_tok=30, drafted_tok=40, accepted_tok=10)
     drafts = {PREFIX + name for name in _drafts([drafted])}
     extensions = {PREFIX + name for one in declared_by_extensions().values() for name in one.metrics}
     missing = {"gateway", *(one.extension for one in SERVED)} - declared_by_extensions().keys()
-    emitted |= importance_keys() | mixture | drafts | extensions | update_metrics({}).keys()
+    emitted |= importance_keys() | drafts | extensions | update_metrics({}).keys()
     assert emitted <= declared and (missing or declared <= emitted)
 
 

@@ -24,7 +24,6 @@ from recipe.async_dapo import store
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.rollout.pictures import PictureInputs, media_of, opened
-from recipe.async_dapo.training.mixture import members_by_group
 from recipe.async_dapo_lab.gpu_check.families import TinyModel, picture, qwen2_5_vl
 
 from ..support.composed_runs import compose_run, valid_overrides
@@ -113,7 +112,7 @@ def test_given_a_batch_that_verl_fills_up_then_no_row_that_it_makes_has_pixels_o
     monkeypatch.setattr(padding_utils, "tq", queue)
     batch = KVBatchMeta(partition_id="train", keys=sorted(rows), tags=[{} for _ in rows])
     padded = padding_utils.upsample_batch_to_divisible_size(batch, 6, eos_token_id=0)
-    assert len(padded) == 6 and members_by_group(padded) == {"g_0": list(range(len(rows)))}
+    assert len(padded) == 6 and store.members_by_group(padded) == {"g_0": list(range(len(rows)))}
     assert len(put) == 2 and not any(row[store.PIXELS] or row["multi_modal_inputs"] for row in put)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import DictConfig
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
@@ -20,7 +21,7 @@ from recipe.async_dapo import store
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ImportanceSampling
 from recipe.async_dapo.startup.rules import check_options
-from recipe.async_dapo.training.importance_sampling import mixture_token_log_probs, wire_importance_sampling
+from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.passes import Passes
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -46,15 +47,18 @@ def per_token(value: Callable[[int, int], float]) -> list[torch.Tensor]:
     return [torch.tensor([value(i, t) for t in range(length)]) for i, length in enumerate(RESPONSE_LENS)]
 
 
-class Mixture:
-    """What sampled the tokens, as the balance heuristic says."""
+def mixture_at(trajectory: int, position: int) -> float:
+    """The log-prob of what sampled a token, as the balance heuristic says."""
+    return BEHAVIOUR + 0.3 - 0.05 * position * trajectory
 
-    @staticmethod
-    def of(trajectory: int, position: int) -> float:
-        return BEHAVIOUR + 0.3 - 0.05 * position * trajectory
 
-    def log_probs(self, *_: Any, **__: Any) -> list[torch.Tensor]:
-        return per_token(self.of)
+def mixture(config: DictConfig, log_probs: Callable[..., Any]) -> Any:
+    """The extension, which a copy may lack, with log-probs that are given."""
+    from recipe.async_dapo.extensions.mixture.correction import Mixture
+
+    own = Mixture.__new__(Mixture)
+    own._correction, own.log_probs = config.algorithm.rollout_correction, log_probs
+    return own
 
 
 class Queue:
@@ -90,6 +94,7 @@ def loss(run, monkeypatch):
         advantage: Any = AsyncDAPOTrainer._compute_advantage,
         metrics: dict[str, Any] | None = None,
         oldest_version: int = 0,
+        sampled_by: Callable[..., Any] = lambda *_, **__: per_token(mixture_at),
         **changed: torch.Tensor,
     ) -> float:
         config = run("actor_rollout_ref.rollout.calculate_log_probs=True", *overrides)
@@ -109,7 +114,8 @@ def loss(run, monkeypatch):
         trainer.replay_buffer = SimpleNamespace(withheld_tok=withheld_tok)
         trainer._passes = passes = Passes(config, options, workers)
         passes._has_judged_engines = True
-        passes._mixture = Mixture() if options.importance_sampling is ImportanceSampling.MIXTURE else None
+        if options.importance_sampling is ImportanceSampling.MIXTURE:
+            passes._own = mixture(config, sampled_by)
         if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there
             trainer._compute_old_log_prob(batch, {})
         advantage(trainer, batch, {} if metrics is None else metrics)
@@ -184,7 +190,7 @@ def ratio(i: int, t: int) -> float:
 
 
 def ratio_to_mixture(i: int, t: int) -> float:
-    return math.exp(BEHAVIOUR + proximal_minus_behaviour(i, t) - Mixture.of(i, t))
+    return math.exp(BEHAVIOUR + proximal_minus_behaviour(i, t) - mixture_at(i, t))
 
 
 @pytest.mark.parametrize(
@@ -279,15 +285,15 @@ def test_withheld_tokens_leave_the_number_that_the_loss_is_divided_by_unless_the
     assert [int(mask_T.sum()) for mask_T in store.tq.fields["loss_mask"].unbind()] == counted
 
 
-def test_a_mixture_of_log_probs_that_are_no_numbers_ends_the_run(loss, monkeypatch) -> None:
+def test_a_mixture_of_log_probs_that_are_no_numbers_ends_the_run(loss) -> None:
     """It is no batch with fewer than two tokens, whose steps are left out."""
+    from recipe.async_dapo.extensions.mixture.balance_heuristic import mixture_token_log_probs
 
     def of_nan(*_: Any, **__: Any) -> torch.Tensor:
         return mixture_token_log_probs(torch.full((1, 1, 1), math.nan), torch.ones(1), torch.ones(1, 1))
 
-    monkeypatch.setattr(Mixture, "log_probs", of_nan)
     with pytest.raises(ValueError, match="NaN or positive"):
-        loss(MIXTURE)
+        loss(MIXTURE, sampled_by=of_nan)
 
 
 def test_a_ratio_that_is_not_finite_is_counted_and_the_run_goes_on(loss) -> None:

@@ -84,8 +84,6 @@ algorithm.filter_groups.metric=seq_reward -> algorithm.filter_groups.metric=scor
 algorithm.adv_estimator=opo -> async_dapo.max_staleness=null
 algorithm.use_kl_in_reward=True ref.log_prob_micro_batch_size_per_gpu=8 -> async_dapo.max_staleness=null
 actor.loss_agg_mode=seq-mean-token-sum-norm -> actor.loss_scale_factor=32
-mixture async_dapo.max_staleness=null -> async_dapo.max_staleness=4
-mixture actor.strategy=fsdp -> decoupled
 bypass correction.rollout_is=token -> correction.loss_type=reinforce
 bypass actor.policy_loss.loss_mode=gpg -> decoupled
 actor.policy_loss.loss_mode=dppo_tv actor.clip_ratio_low=0.15 -> actor.ppo_mini_batch_size=2

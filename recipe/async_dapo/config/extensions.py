@@ -30,6 +30,7 @@ class Declared:
         rules: rows that are judged as those of `startup/rules.py` are, by all options.
         metrics: that it adds to a step, without the prefix.
         parts: the `Parts` of a run; at most one extension of a run has them.
+        correction: makes, of training workers, configuration and options, the `Correction` of `training/passes.py`.
         wire: `wire(config, options)`, called once, in the first actor, before anything is built.
     """
 
@@ -37,6 +38,7 @@ class Declared:
     rules: tuple[Rule, ...] = ()
     metrics: tuple[str, ...] = ()
     parts: str = ""
+    correction: str = ""
     wire: str = ""
 
 
@@ -59,7 +61,10 @@ class Served(NamedTuple):
 
 
 # It stands here, and not in the folders, so that a copy without one of them says which.
-SERVED = (Served("async_dapo.placement", "separate", "separate"),)
+SERVED = (
+    Served("async_dapo.placement", "separate", "separate"),
+    Served("async_dapo.importance_sampling", "mixture", "mixture"),
+)
 
 
 @cache

@@ -389,10 +389,6 @@ RULES: tuple[Rule, ...] = (
          "with loss_agg_mode=seq-mean-token-sum-norm verl divides by the longest answer of each micro batch; set it to "
          "data.max_response_length={it.options.max_response_length}"),
 
-    Rule("async_dapo.max_staleness", lambda it: it.corrects(MIXTURE) and it.options.max_staleness is None,
-         "async_dapo.importance_sampling=mixture keeps the weights of so many versions; set a number, such as 4"),
-    Rule(_ACTOR + "strategy", lambda it: it.corrects(MIXTURE) and it.actor.strategy != "fsdp2",
-         "async_dapo.importance_sampling=mixture exchanges FSDP2's weights; use fsdp2, or decoupled"),
     Rule(_CORRECTION + "rollout_is",
          lambda it: it.corrects(BYPASS) and it.correction.rollout_is and it.correction.loss_type == "ppo_clip",
          "is ignored in bypass mode, where PPO's ratio is the weight; leave it null, choose "

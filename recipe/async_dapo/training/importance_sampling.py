@@ -1,27 +1,7 @@
-"""Importance sampling over several policy versions: verl's options for it, the balance heuristic's token log-probs, and
-statistics of the ratios.
+"""Importance sampling over several policy versions: verl's options for it, and statistics of the ratios.
 
-Ratios, truncation, rejection masks and pooled off-policy metrics are verl's (`rollout_corr_helper`). This file adds
-what knows of several behaviour policies. Torch only; float64 inside, in log space as long as possible.
-
-Let p be the target policy, q_j behaviour policy j with n_j trajectories, N = sum_j n_j, alpha_j = n_j / N. Both weights
-go into the same estimate of E_p[f], (1/N) sum_i w_i f(x_i), and make it unbiased:
-
-    uniform   w = p(x) / q_own(x)                  any mix of versions, also inside a trajectory (CoPRIS eq. 6-8)
-    mixture   w = p(x) / sum_j alpha_j q_j(x)      Owen 2013, Monte Carlo theory, methods and examples, chapter 9
-
-The balance heuristic's variance never exceeds that of uniform weights on the same data, and exceeds that of any other
-partition of unity by at most (1/min_j n_j - 1/N) mu^2 (Owen 2013, Theorem 9.8). What it needs:
-
-- The log-prob of EVERY trajectory under EVERY behaviour policy of its group (`mixture.py`).
-- Counts per prompt. Old versions hold more of the long, hard prompts; with one n_j for the whole batch a prompt's
-  weights do not average to 1: biased. Any split that does not look at tokens will do.
-- For partial rollout: the positions at which the version changes, known up to the longest trajectory's end, as under
-  `max_tokens_per_round`. A row of `log_q` is then one such schedule instead of one version.
-- A baseline with the same mean for every member. These weights are unbiased summed over the versions, not per member:
-  a leave-one-out mean of raw rewards is biased with them, one of uniformly weighted rewards is not.
-
-No weight repairs a batch that was selected by its outcome, such as the trajectories that finished first.
+Ratios, truncation, rejection masks and pooled off-policy metrics are verl's (`rollout_corr_helper`). Float64 inside, in
+log space as long as possible.
 """
 
 import math
@@ -30,7 +10,6 @@ from collections.abc import Iterator, Mapping
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
 from ..config.options import needs_bypass_loss
 from ..config.values import ImportanceSampling
@@ -39,41 +18,6 @@ from .metrics import PREFIX
 MAX_LOG = 600.0  # exp() saturates at e^600 = 4e260, so that sums over any batch stay finite in float64
 CHUNK = 2**20  # tokens whose statistics are taken at once: their copies in float64 stay small
 SUMS = ("tokens", "ratio", "ratio2", "k3")
-_LOG_PROB_TOLERANCE = 1e-3  # nats above 0 that engines produce by rounding
-
-
-def mixture_token_log_probs(log_q_KBT: Tensor, counts_K: Tensor, mask_BT: Tensor) -> Tensor:
-    """Token log-probs of the mixture sum_k alpha_k q_k: log q_mix(x_t | x_<t), [B, T] float64 nats, 0 outside the mask.
-
-    In place of `rollout_log_probs` they turn verl's token ratios, truncation and masks into those of the balance
-    heuristic: their sum over a trajectory is the log of the mixture. q_mix(x_t | x_<t) weighs policy k by its posterior
-    alpha_k q_k(x_<t), not by alpha_k: with constant alpha_k per token the estimate is biased.
-
-    Args:
-        log_q_KBT: log-probs under every behaviour policy, nats; never read outside the mask.
-        counts_K: trajectories of each.
-        mask_BT: [B, T] bool or 0/1, tokens that a policy generated.
-
-    Raises:
-        ValueError: on shapes that do not fit, counts below 1, log-probs that are NaN or positive, or a trajectory that
-            no behaviour policy can generate.
-    """
-    if log_q_KBT.shape != (len(counts_K), *mask_BT.shape):
-        raise ValueError(
-            f"log_q_KBT {tuple(log_q_KBT.shape)}: does not fit counts_K {tuple(counts_K.shape)} and mask_BT "
-            f"{tuple(mask_BT.shape)}"
-        )
-    counts_K = counts_K.to(log_q_KBT.device, torch.float64)
-    if not (counts_K.isfinite().all() and (counts_K >= 1).all()):
-        raise ValueError("counts_K: must be >= 1 and finite")
-    log_q_KBT = torch.where(mask_BT.bool(), log_q_KBT.double(), 0.0)
-    if not (log_q_KBT <= _LOG_PROB_TOLERANCE).all():
-        raise ValueError("log_q_KBT: NaN or positive; log-probs must be known and <= 0 nats under the mask")
-    log_alpha_K = counts_K.log() - counts_K.sum().log()
-    prefix_BT = torch.logsumexp(log_q_KBT.cumsum(-1) + log_alpha_K[:, None, None], dim=0)
-    if torch.isneginf(prefix_BT).any():
-        raise ValueError("log_q_KBT: probability 0 for a trajectory under all its behaviour policies; one generated it")
-    return torch.diff(prefix_BT, dim=-1, prepend=torch.zeros_like(prefix_BT[:, :1]))
 
 
 def ratio_sums(log_ratio_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
@@ -175,21 +119,3 @@ def wire_importance_sampling(config: DictConfig, mode: ImportanceSampling) -> No
         with open_dict(policy_loss):
             policy_loss.loss_mode = "bypass_mode"
             policy_loss.rollout_correction = OmegaConf.create(OmegaConf.to_container(correction))
-
-
-def truncated_weights(log_ratio_BT: Tensor, mask_BT: Tensor, correction: DictConfig) -> tuple[Tensor, dict[str, float]]:
-    """verl's weights and their metrics for ratios of our own, by token or sequence, truncated as configured.
-
-    Args:
-        log_ratio_BT: [B, T] log pi_prox less the log-prob of what sampled the token, nats.
-        mask_BT: [B, T] tokens in the loss.
-        correction: `algorithm.rollout_correction`.
-    """
-    weights_BT, metrics = compute_rollout_correction_weights(
-        log_ratio=log_ratio_BT,
-        response_mask=mask_BT,
-        rollout_is=correction.rollout_is,
-        rollout_is_threshold=correction.rollout_is_threshold,
-        rollout_is_batch_normalize=correction.rollout_is_batch_normalize,
-    )
-    return weights_BT, {f"rollout_corr/{name}": float(value) for name, value in metrics.items()}

@@ -12,9 +12,9 @@ corrects.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from omegaconf import DictConfig
@@ -22,17 +22,34 @@ from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
 
 from .. import store
+from ..config.extensions import chosen, declared, load
 from ..config.options import AsyncDAPOConfig, why_log_probs_first
 from ..config.values import ImportanceSampling
 from ..core.agreement import NewestTokens, judge
 from . import one_update
 from .agreement import newest_tokens
-from .importance_sampling import importance_metrics, importance_sums, truncated_weights
-from .mixture import MixtureLogProbs
+from .importance_sampling import importance_metrics, importance_sums
 
 logger = logging.getLogger(__name__)
 
 Compute = Callable[[KVBatchMeta], KVBatchMeta]  # a method of verl's trainer, on a batch
+
+
+class Correction(Protocol):
+    """What an extension says of the tokens of older versions, in place of what the engines recorded."""
+
+    def log_probs(self, batch: KVBatchMeta, *, step: int, metrics: dict[str, Any]) -> Sequence[torch.Tensor]:
+        """Of what sampled each trajectory's tokens, [T] nats; asked in every step, before its update."""
+
+    def weigh(
+        self,
+        batch: KVBatchMeta,
+        log_ratio_BT: torch.Tensor,
+        mask_BT: torch.Tensor,
+        lens_tok: Sequence[int],
+        metrics: dict[str, Any],
+    ) -> None:
+        """Put the weights of these ratios in the place of verl's."""
 
 
 class Passes:
@@ -46,7 +63,7 @@ class Passes:
     def __init__(self, config: DictConfig, options: AsyncDAPOConfig, workers: Any) -> None:
         self._config, self._options, self._workers = config, options, workers
         self._correction = config.algorithm.rollout_correction
-        self._mixture: MixtureLogProbs | None = None
+        self._own: Correction | None = None  # of an extension
         self._newest = NewestTokens()  # of this life, until engines are judged
         self._has_judged_engines = False
         self._is_one = False  # in this step the update computes pi_prox itself
@@ -59,8 +76,9 @@ class Passes:
 
     def begin(self) -> None:
         """The workers have the model's weights."""
-        if self._options.importance_sampling is ImportanceSampling.MIXTURE:
-            self._mixture = MixtureLogProbs(self._workers, self._config, self._options)
+        for name in chosen(self._config):
+            if place := declared()[name].correction:
+                self._own = load(name, place)(self._workers, self._config, self._options)
 
     def log_probs(self, batch: KVBatchMeta, step: int, compute: Compute, *, has_one_update: bool) -> KVBatchMeta:
         """Have log-probs computed before the update, where they are needed.
@@ -94,8 +112,8 @@ class Passes:
                 return compute(batch)
         data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
         log_ratio_BT, mask_BT = data["old_log_probs"] - data["rollout_log_probs"], data["response_mask"]
-        if self._mixture is not None:
-            sampled_by = self._mixture.log_probs(batch, step=step, metrics=metrics)
+        if self._own is not None:
+            sampled_by = self._own.log_probs(batch, step=step, metrics=metrics)
             log_ratio_BT = data["old_log_probs"] - pad_sequence(sampled_by, batch_first=True)
         is_newest_BT = data["policy_versions"] >= step - 1
         metrics.update(importance_metrics(importance_sums(log_ratio_BT, is_newest_BT, mask_BT)))
@@ -103,11 +121,8 @@ class Passes:
             leave_all_out(batch, step)
             return batch
         batch = compute(batch)
-        if self._mixture is not None:
-            weights_BT, weight_metrics = truncated_weights(log_ratio_BT.float(), mask_BT, self._correction)
-            rows = zip(weights_BT, sampled_by, strict=True)
-            store.write_field(batch, "rollout_is_weights", [row_T[: len(own_T)] for row_T, own_T in rows])
-            metrics.update(weight_metrics)
+        if self._own is not None:
+            self._own.weigh(batch, log_ratio_BT.float(), mask_BT, [*map(len, sampled_by)], metrics)
         return batch
 
     def update(self, batch: KVBatchMeta, step: int, metrics: dict[str, Any], compute: Compute) -> KVBatchMeta:

@@ -283,7 +283,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         made as options say, each of as many whole trajectories, and padded to the rows of the largest.
         """
         n, groups = self.config.actor_rollout_ref.rollout.n, len({key.split("_")[0] for key in self._keys})
-        models = [self.config.actor_rollout_ref.actor, *([self.config.critic] if self.use_critic else [])]
+        models = self._trained_models
         if self._mini_batch_sizes is None:
             self._mini_batch_sizes = [model.ppo_mini_batch_size for model in models]
         sizes, padded_rows = self._mini_batch_sizes, 1

@@ -6,72 +6,29 @@ keep in CPU memory (`weights/snapshots.py`), over the trajectories of the groups
 The mixture of a group is the mean of its members' schedules, as if each member could have come from any of them; where
 trajectories keep one version, that is sum_j alpha_j pi_j with alpha_j = n_j / n. Mixtures are those of groups, not of
 the batch: old versions hold more of the long, hard prompts, and shares of the whole batch would be wrong for every one
-of them (`importance_sampling.py`). Which forward passes that takes is decided in `core/staleness.py`.
+of them (`balance_heuristic.py`). Which forward passes that takes is decided in `plan.py`.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
-from .. import store
-from ..config.options import AsyncDAPOConfig
-from ..core.staleness import Segments, StalenessLimit, plan_mixtures
-from .importance_sampling import mixture_token_log_probs
-from .metrics import PREFIX
+from ... import store
+from ...config.options import AsyncDAPOConfig
+from ...core.staleness import StalenessLimit
+from ...record.keys import PREFIX
+from .balance_heuristic import group_mixture, segments_of
+from .plan import plan_mixtures
 
 logger = logging.getLogger(__name__)
 
 
-def segments_of(versions_T: Tensor) -> Segments:
-    """Of the versions that sampled a trajectory's tokens, [T] integer."""
-    versions, counts = torch.unique_consecutive(versions_T, return_counts=True)
-    return list(zip(versions.tolist(), counts.tolist(), strict=True))
-
-
-def group_schedules(versions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Distinct schedules of a group's members, [K, T], and how many have each, [K].
-
-    T is the longest member's length. Beyond a member's own end its schedule goes on with its last version: exact where
-    a trajectory keeps its version, an assumption where it would have been interrupted again.
-    """
-    longest = max(map(len, versions))
-    extended_BT = torch.stack([torch.cat([own, own[-1:].expand(longest - len(own))]) for own in versions])
-    return torch.unique(extended_BT, dim=0, return_counts=True)
-
-
-def group_mixture(
-    versions: Sequence[Tensor], scored: Mapping[int, Sequence[Tensor]], recorded: Sequence[Tensor]
-) -> list[Tensor]:
-    """Log-probs of a group's tokens under its mixture, [T] float64 nats for each member.
-
-    An engine differs a little from the trainer under the same weights. Over a long answer that would add up to a
-    preference for one version, so the trainer's log-probs alone say how the mixture differs from the version that
-    sampled a token, and what the engine recorded is moved by that difference. With equal versions it stays as it is.
-
-    Args:
-        versions: of each member's tokens, [T] integer.
-        scored: version -> the trainer's log-probs of all members' tokens under it, [T] nats.
-        recorded: `rollout_log_probs`, [T] nats.
-    """
-    schedule_KT, counts_K = group_schedules(versions)
-    versions_J = torch.tensor(sorted(scored))
-    log_pi_JBT = torch.stack([pad_sequence(list(scored[int(j)]), batch_first=True) for j in versions_J]).double()
-    mask_BT = pad_sequence([torch.ones_like(own, dtype=torch.bool) for own in versions], batch_first=True)
-    version_BT = pad_sequence(list(versions), batch_first=True, padding_value=int(versions_J[0]))
-    row_KT, row_BT = (torch.searchsorted(versions_J, which.long()) for which in (schedule_KT, version_BT))
-    log_q_KBT = torch.stack([log_pi_JBT.gather(0, row_T.expand_as(mask_BT)[None])[0] for row_T in row_KT])
-    mixture_BT = mixture_token_log_probs(log_q_KBT, counts_K, mask_BT)
-    moved_BT = mixture_BT - log_pi_JBT.gather(0, row_BT[None])[0]
-    return [own.double() + moved_T[: len(own)] for own, moved_T in zip(recorded, moved_BT, strict=True)]
-
-
-class MixtureLogProbs:
+class Mixture:
     """Keeps the last `max_staleness` versions of the weights, and mixes what they say of a batch.
 
     Snapshots are not part of a checkpoint. After a resume, a group with tokens of a version that is not at hand is left
@@ -81,6 +38,7 @@ class MixtureLogProbs:
     def __init__(self, workers: Any, config: DictConfig, options: AsyncDAPOConfig) -> None:
         rollout = config.actor_rollout_ref.rollout
         self._workers, self._temperature = workers, rollout.temperature
+        self._correction = config.algorithm.rollout_correction
         self._limit = StalenessLimit(max_staleness=options.max_staleness)
         micro_batch = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
         self._multiple = workers.world_size * micro_batch
@@ -95,7 +53,7 @@ class MixtureLogProbs:
         rows = store.read_fields(batch, ["policy_versions", "rollout_log_probs", "old_log_probs"])
         sampled = [versions_T >= 0 for versions_T in rows["policy_versions"]]
         versions = _compressed(rows["policy_versions"], sampled)
-        groups = members_by_group(batch)
+        groups = store.members_by_group(batch)
         plan = plan_mixtures([*map(segments_of, versions)], groups.values(), self._at_hand | {step - 1})
         scored = {step - 1: dict(enumerate(rows["old_log_probs"]))}
         older = plan.passes_before(step - 1)
@@ -120,6 +78,32 @@ class MixtureLogProbs:
         metrics |= {f"{PREFIX}mixture/{name}": float(value) for name, value in values.items()}
         return log_probs
 
+    def weigh(
+        self,
+        batch: KVBatchMeta,
+        log_ratio_BT: Tensor,
+        mask_BT: Tensor,
+        lens_tok: Sequence[int],
+        metrics: dict[str, float],
+    ) -> None:
+        """Put the weights of ratios in the place of verl's, by token or sequence, truncated as configured.
+
+        Args:
+            log_ratio_BT: [B, T] log pi_prox less the log-prob of what sampled the token, nats.
+            mask_BT: [B, T] tokens in the loss.
+            lens_tok: of the responses.
+        """
+        weights_BT, values = compute_rollout_correction_weights(
+            log_ratio=log_ratio_BT,
+            response_mask=mask_BT,
+            rollout_is=self._correction.rollout_is,
+            rollout_is_threshold=self._correction.rollout_is_threshold,
+            rollout_is_batch_normalize=self._correction.rollout_is_batch_normalize,
+        )
+        rows = [row_T[:length] for row_T, length in zip(weights_BT, lens_tok, strict=True)]
+        store.write_field(batch, "rollout_is_weights", rows)
+        metrics |= {f"rollout_corr/{name}": float(value) for name, value in values.items()}
+
     def _keep(self, step: int) -> int:
         """Returns the bytes of all snapshots of all ranks."""
         oldest = self._limit.oldest_trainable(step + 1)
@@ -137,16 +121,6 @@ class MixtureLogProbs:
         part.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=self._temperature)
         self._workers.compute_log_prob(part)
         return dict(zip(rows, store.read_log_probs(part), strict=True))
-
-
-def members_by_group(batch: KVBatchMeta) -> dict[str, list[int]]:
-    """Trajectories of a prompt, those of one output index together; without verl's padding."""
-    groups: dict[str, list[int]] = {}
-    for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
-        if not store.is_padding(tag):
-            uid, _, index = key.split("_")
-            groups.setdefault(f"{uid}_{index}", []).append(row)
-    return groups
 
 
 def _mix(

@@ -1,0 +1,18 @@
+"""Options that do not go with mixtures are refused."""
+
+import pytest
+
+from recipe.async_dapo.extensions.mixture.declared import DECLARED
+
+from ....support.refusals import assert_refused
+
+EXAMPLES = """
+mixture async_dapo.max_staleness=null -> async_dapo.max_staleness=4
+mixture actor.strategy=fsdp -> decoupled
+"""
+LINES = EXAMPLES.strip().splitlines()
+
+
+@pytest.mark.parametrize(("rule", "line"), [*zip((*DECLARED.rules, *DECLARED.together), LINES, strict=True)], ids=LINES)
+def test_a_row_is_refused_with_key_value_and_remedy_and_its_neighbour_passes(run, monkeypatch, rule, line):
+    assert_refused(run, monkeypatch, rule, line)
