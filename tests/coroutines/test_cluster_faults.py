@@ -288,7 +288,8 @@ def servers_of(cluster: Cluster) -> list[str]:
 
 def begin(cluster: Cluster) -> None:
     """The trainer's start, when engines are there."""
-    trainer: Any = SimpleNamespace(options=cluster.options, checkpoint_manager=cluster.engines, global_steps=0)
+    passes = SimpleNamespace(begin=lambda: None)
+    trainer: Any = SimpleNamespace(_passes=passes, checkpoint_manager=cluster.engines, global_steps=0)
     AsyncDAPOTrainer.on_init_end(trainer)
 
 
