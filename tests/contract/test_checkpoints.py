@@ -160,6 +160,7 @@ def test_given_a_full_disk_when_a_checkpoint_is_written_then_the_error_ends_with
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: write())
     trainer.replay_buffer = SimpleNamespace(state=lambda: None)
     monkeypatch.setattr(run_checkpoints, "to_frames", lambda state: [])
+    monkeypatch.setattr(run_checkpoints, "lasting_options", lambda config: {})
     with pytest.raises(RuntimeError) as raised:
         trainer._save_checkpoint()
     last = str(raised.value).splitlines()[-1]
