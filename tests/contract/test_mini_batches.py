@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo import padding_utils
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from recipe.async_dapo import store
 from recipe.async_dapo.core.mini_batches import balanced_order, rows_of_updates
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab.plan.systems import waiting_at_updates
@@ -26,9 +30,10 @@ N = 16
 
 def trainer_of(ranks: int, prompts: int, *, shuffle: bool = False) -> Any:
     trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
-    actor = {"ppo_mini_batch_size": prompts, "shuffle": shuffle}
+    actor = {"ppo_mini_batch_size": prompts, "shuffle": shuffle, "use_dynamic_bsz": True}
     node = {"actor_rollout_ref": {"actor": actor, "rollout": {"n": N}}, "trainer": {"critic_warmup": 0}}
     trainer.config, trainer.use_critic, trainer.global_steps = OmegaConf.create(node), False, 1
+    trainer.use_reference_policy = False
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     return trainer
@@ -45,6 +50,13 @@ def batch_of(groups: int, seed: int) -> KVBatchMeta:
         for member, n in enumerate(own)
     ]
     return KVBatchMeta(partition_id="train", keys=[key for key, _ in rows], tags=[{"seq_len": n} for _, n in rows])
+
+
+def with_sub_agents(batch: KVBatchMeta, *, every: int) -> KVBatchMeta:
+    """One of so many trajectories has another row."""
+    keys = [f"{key.rpartition('_')[0]}_1" for key in batch.keys[::every]]
+    tags = [{"seq_len": 1} for _ in keys]
+    return KVBatchMeta(partition_id="train", keys=[*batch.keys, *keys], tags=[*batch.tags, *tags])
 
 
 def imbalance_of(balance: Any, trainer: Any, ranks: int, prompts: int, seed: int) -> list[float]:
@@ -147,14 +159,41 @@ def test_given_trajectories_of_several_rows_then_a_step_has_its_number_of_update
         )
 
     monkeypatch.setattr("verl.trainer.ppo.v1.trainer_base.upsample_batch_to_divisible_size", filled)
+    monkeypatch.setattr(store, "complete_padding", lambda batch: None)
     trainer = trainer_of(ranks, prompts)
-    for with_sub_agents in (True, False):  # the next step has one row a trajectory again
-        batch = batch_of(4, 0)
-        if with_sub_agents:
-            batch.keys += [f"{key.rpartition('_')[0]}_1" for key in batch.keys[::8]]
-            batch.tags += [{"seq_len": 1}] * (len(batch.keys) - len(batch.tags))
-            batch = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
+    for has_sub_agents in (True, False):  # the next step has one row a trajectory again
+        batch = with_sub_agents(batch_of(4, 0), every=8) if has_sub_agents else batch_of(4, 0)
         rows = len(batch)
         batch = AsyncDAPOTrainer._balance_batch(trainer, batch, {})
         assert len(trainer._updates(len(batch))) == 4 // prompts
         assert len(batch) - rows < N * 4 // prompts
+
+
+class Rows:
+    """The data plane of some rows, in this process."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.rows: dict[str, dict[str, Any]] = {key: {"policy_versions": torch.ones(9), "uid": key} for key in keys}
+
+    def kv_batch_get(self, *, keys: Sequence[str], partition_id: str, select_fields: Sequence[str] = ()) -> TensorDict:
+        names = [*(select_fields or self.rows[keys[0]])]
+        return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in names} for key in keys])
+
+    def kv_batch_put(self, *, keys: Sequence[str], partition_id: str, fields: TensorDict, **_: Any) -> None:
+        by_name = {
+            name: [*(each.unbind() if isinstance(each, torch.Tensor) else each)] for name, each in fields.items()
+        }
+        for row, key in enumerate(keys):
+            self.rows.setdefault(key, {}).update({name: values[row] for name, values in by_name.items()})
+
+
+def test_padding_has_policy_versions_of_its_own_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl makes it of a row; an update that computes pi_prox itself counts tokens by their versions."""
+    trainer, batch = trainer_of(2, 4), with_sub_agents(batch_of(4, 0), every=64)
+    queue = Rows(batch.keys)
+    for module in (padding_utils, store):
+        monkeypatch.setattr(module, "tq", queue)
+    batch = AsyncDAPOTrainer._balance_batch(trainer, batch, {})
+    padding = [queue.rows[key] for key, tag in zip(batch.keys, batch.tags, strict=True) if store.is_padding(tag)]
+    assert len(padding) == 80 - 65 and len(trainer._updates(len(batch))) == 1
+    assert all(row["policy_versions"].tolist() == [-1] == [-len(row["response_mask"])] for row in padding)

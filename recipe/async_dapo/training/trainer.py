@@ -274,6 +274,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
         self._keys = batch.keys
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+        store.complete_padding(batch)
         if self.config.trainer.critic_warmup <= self.global_steps:  # else there is no update, and rows do not divide it
             balance_updates(batch, self.config, ranks=self._training_ranks)
         return batch
