@@ -145,21 +145,26 @@ def test_an_update_has_the_same_gradient_however_it_is_divided_over_the_ranks() 
     assert max(float((one - other).norm() / one.norm()) for one, other in pairs) < 1e-5
 
 
-@pytest.mark.parametrize(("ranks", "prompts"), [(1, 4), (2, 2), (4, 1)])
-def test_given_trajectories_of_several_rows_then_a_step_has_its_number_of_updates_and_little_padding(
-    ranks: int, prompts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of eight trajectories has a sub-agent: verl would fill 72 rows up to 128, and double updates."""
+def filled(batch: KVBatchMeta, multiple: int, _: int) -> KVBatchMeta:
+    """As verl does, without rows."""
+    missing = -len(batch) % multiple
+    keys = [*batch.keys, *(f"pad{number}_0_0" for number in range(missing))]
+    tags = [*batch.tags, *[{"seq_len": 1, "is_padding": True}] * missing]
+    return KVBatchMeta(partition_id="train", keys=keys, tags=tags)
 
-    def filled(batch: KVBatchMeta, multiple: int, _: int) -> KVBatchMeta:
-        missing = -len(batch) % multiple
-        keys = [*batch.keys, *(f"pad{number}_0_0" for number in range(missing))]
-        return KVBatchMeta(
-            partition_id="train", keys=keys, tags=[*batch.tags, *[{"seq_len": 1, "is_padding": True}] * missing]
-        )
 
+@pytest.fixture
+def has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verl.trainer.ppo.v1.trainer_base.upsample_batch_to_divisible_size", filled)
     monkeypatch.setattr(store, "complete_padding", lambda batch: None)
+
+
+@pytest.mark.usefixtures("has_no_rows")
+@pytest.mark.parametrize(("ranks", "prompts"), [(1, 4), (2, 2), (4, 1)])
+def test_given_trajectories_of_several_rows_then_a_step_has_its_number_of_updates_and_little_padding(
+    ranks: int, prompts: int
+) -> None:
+    """One of eight trajectories has a sub-agent: verl would fill 72 rows up to 128, and double updates."""
     trainer = trainer_of(ranks, prompts)
     for has_sub_agents in (True, False):  # the next step has one row a trajectory again
         batch = with_sub_agents(batch_of(4, 0), every=8) if has_sub_agents else batch_of(4, 0)
@@ -167,6 +172,19 @@ def test_given_trajectories_of_several_rows_then_a_step_has_its_number_of_update
         batch = AsyncDAPOTrainer._balance_batch(trainer, batch, {})
         assert len(trainer._updates(len(batch))) == 4 // prompts
         assert len(batch) - rows < N * 4 // prompts
+
+
+@pytest.mark.usefixtures("has_no_rows")
+def test_given_micro_batches_of_a_fixed_size_then_a_rank_has_whole_ones_in_each_update() -> None:
+    """verl ends the run otherwise."""
+    trainer = trainer_of(ranks := 2, 2)
+    policy = trainer.config.actor_rollout_ref
+    policy.actor.update({"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 16})
+    policy.rollout.log_prob_micro_batch_size_per_gpu, trainer.use_reference_policy = 8, True
+    policy.ref = {"log_prob_use_dynamic_bsz": False, "log_prob_micro_batch_size_per_gpu": 32}
+    batch = AsyncDAPOTrainer._balance_batch(trainer, with_sub_agents(batch_of(4, 0), every=8), {})
+    updates = trainer._updates(len(batch))
+    assert len(updates) == 2 and {len(update) // ranks % 32 for update in updates} == {0}
 
 
 class Rows:

@@ -63,7 +63,7 @@ from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from .checkpoints import KeptCheckpoints, prompts_in_words
 from .engine_manager import EngineManager
 from .metrics import fields_to_average, update_metrics
-from .mini_batches import balance_updates, updates_of
+from .mini_batches import balance_updates, fixed_micro_batch, updates_of
 from .passes import Passes, leave_all_out
 from .recorder import ValidationAnswers
 from .replay_buffer import RoundReplayBuffer
@@ -290,7 +290,9 @@ class AsyncDAPOTrainer(PPOTrainer):
         sizes, padded_rows = self._mini_batch_sizes, 1
         if len(self._keys) > groups * n:
             updates = [max(1, groups // size) for size in sizes]
-            finest, shared = math.lcm(*updates), math.lcm(n, dp_size)  # `shared` rows are the same for each rank
+            micro_batch = fixed_micro_batch(self.config, has_ref=self.use_reference_policy)
+            # Of so many rows, or their multiple, each rank has as many, in whole micro batches.
+            finest, shared = math.lcm(*updates), math.lcm(n, dp_size * micro_batch)
             rows = -(-most_rows(self._keys, finest) // shared) * shared
             sizes, padded_rows = [rows * finest // own // n for own in updates], rows * finest
         for model, size in zip(models, sizes, strict=True):
