@@ -94,6 +94,15 @@ def test_while_the_critic_warms_up_a_step_is_verl_s() -> None:
     assert batch.keys == PPOTrainer._balance_batch(trainer, batch_of(ranks + 1, 0), {}).keys
 
 
+def test_updates_of_a_critic_do_not_make_several_of_the_policy_s() -> None:
+    """Its one update computes pi_prox itself, as the start has said, however often the critic is updated."""
+    trainer, told = trainer_of(2, 4), []
+    trainer.use_critic, trainer.config.critic = True, {"ppo_mini_batch_size": 1, "shuffle": False}
+    trainer._passes = SimpleNamespace(log_probs=lambda *_, has_one_update: told.append(has_one_update))
+    AsyncDAPOTrainer._compute_old_log_prob(trainer, batch_of(4, 0), {})
+    assert told == [True] and len(trainer._updates(4 * N)) == 4
+
+
 @pytest.mark.parametrize("trainer", [PPOTrainer, AsyncDAPOTrainer])
 @pytest.mark.parametrize(("ranks", "prompts"), [(8, 8), (16, 16), (64, 32)])
 def test_the_planner_s_estimate_of_waiting_is_within_a_tenth(ranks: int, prompts: int, trainer: Any) -> None:

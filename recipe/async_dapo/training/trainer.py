@@ -303,10 +303,12 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _trained_models(self) -> list[DictConfig]:
         return [self.config.actor_rollout_ref.actor, *([self.config.critic] if self.use_critic else [])]
 
-    def _updates(self, count: int) -> list[list[int]]:
-        """The rows of each update of a batch of so many rows."""
-        n = self.config.actor_rollout_ref.rollout.n
-        return updates_of(count, self._trained_models, n=n, ranks=self._training_ranks)
+    def _updates(self, count: int, *, of_policy: bool = False) -> list[list[int]]:
+        """The rows of each update of a batch of so many rows; of a critic if it has more, unless the policy's are asked
+        for.
+        """
+        models = self._trained_models[:1] if of_policy else self._trained_models
+        return updates_of(count, models, n=self.config.actor_rollout_ref.rollout.n, ranks=self._training_ranks)
 
     @property
     def _training_ranks(self) -> int:
@@ -314,7 +316,7 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         compute = partial(super()._compute_old_log_prob, metrics=metrics)
-        has_one_update = len(self._updates(len(batch))) == 1
+        has_one_update = len(self._updates(len(batch), of_policy=True)) == 1
         return self._passes.log_probs(batch, self.global_steps, compute, has_one_update=has_one_update)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
