@@ -13,7 +13,7 @@ Every loop of the system, what it waits for (...), and what unblocks it:
         take_group ................... coordinator: a group is free, or nothing more will start (the lane ends)
         run the group ................ its n trajectories, at once:
             agent loop: lease ........ load balancer: another request's release; the stop answers with nothing
-            agent loop: generate ..... server: pieces of tokens, the end, an abort or a pause; or its death
+            agent loop: generate ..... server: pieces of tokens, the end, or an abort; or its death
             score .................... a reward process: a result, an error, or the time limit
         report_completion              may meet the stop rule
     worker, one watcher
