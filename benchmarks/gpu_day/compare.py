@@ -26,6 +26,8 @@ from recipe.async_dapo_lab.quickstart.supervision import exit_on_signals
 PROMPTS, RESPONSES = 32, 8
 PROMPT_TOK, RESPONSE_TOK = 128, 2048
 STEPS = 6
+HOST_KV = "async_dapo.host_kv_gib"
+HOST_KV_GIB = 32  # 300,000 tokens of this model; `side_by_side` says what is enough for a tiny one
 FIRST_STEPS = 2  # the engine's and the trainer's first calls are slow, and `partial` has no unfinished answers yet
 
 
@@ -39,7 +41,7 @@ def task_overrides() -> Iterator[str]:
     yield "trainer.test_freq=-1"
 
 
-def machine_overrides(system: str) -> Iterator[str]:
+def machine_overrides() -> Iterator[str]:
     """Of one GPU that trainer and engine share."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     # Attention without flash attention computes all pairs of a micro-batch's tokens: a small one costs less.
@@ -58,9 +60,11 @@ def machine_overrides(system: str) -> Iterator[str]:
 def options(system: str, device: str, **places: Any) -> Iterable[str]:
     """Hydra overrides of a row."""
     settings = RunSettings(steps=STEPS, seed=0, **places)
-    machine = verl_overrides(settings) if device == "cpu" else (*run_overrides(settings), *machine_overrides(system))
     _, *own = SYSTEMS[system].entry(1)
-    return *machine, *task_overrides(), *own
+    if device == "cpu":
+        return *verl_overrides(settings), *task_overrides(), *own
+    own = [f"{HOST_KV}={HOST_KV_GIB}" if one.startswith(f"{HOST_KV}=") else one for one in own]
+    return *run_overrides(settings), *machine_overrides(), *task_overrides(), *own
 
 
 def figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float | str]:

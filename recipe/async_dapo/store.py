@@ -222,6 +222,20 @@ def is_padding(tag: dict[str, Any]) -> bool:
     return bool(tag.get("is_padding", False))
 
 
+def complete_padding(batch: KVBatchMeta) -> None:
+    """Give verl's padding policy versions of its own length: it has those of the row that it is a copy of. No policy
+    sampled it.
+    """
+    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if is_padding(tag)]
+    if not keys:
+        return
+    masks = _read(batch, ["response_mask"], keys)["response_mask"].unbind()
+    versions = [torch.full_like(mask_T, -1, dtype=torch.int32) for mask_T in masks]
+    nested = torch.nested.as_nested_tensor(versions, layout=torch.jagged)
+    fields = TensorDict({"policy_versions": nested}, batch_size=len(keys))
+    tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
+
+
 def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:
     """Drop every group but the given ones: what a checkpoint's queue holds of batches that were already trained."""
     keep = set(uids)

@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo import padding_utils
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from recipe.async_dapo import store
 from recipe.async_dapo.core.mini_batches import balanced_order, rows_of_updates
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab.plan.systems import waiting_at_updates
@@ -26,9 +30,10 @@ N = 16
 
 def trainer_of(ranks: int, prompts: int, *, shuffle: bool = False) -> Any:
     trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
-    actor = {"ppo_mini_batch_size": prompts, "shuffle": shuffle}
+    actor = {"ppo_mini_batch_size": prompts, "shuffle": shuffle, "use_dynamic_bsz": True}
     node = {"actor_rollout_ref": {"actor": actor, "rollout": {"n": N}}, "trainer": {"critic_warmup": 0}}
     trainer.config, trainer.use_critic, trainer.global_steps = OmegaConf.create(node), False, 1
+    trainer.use_reference_policy = False
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     return trainer
@@ -45,6 +50,13 @@ def batch_of(groups: int, seed: int) -> KVBatchMeta:
         for member, n in enumerate(own)
     ]
     return KVBatchMeta(partition_id="train", keys=[key for key, _ in rows], tags=[{"seq_len": n} for _, n in rows])
+
+
+def with_sub_agents(batch: KVBatchMeta, *, every: int) -> KVBatchMeta:
+    """One of so many trajectories has another row."""
+    keys = [f"{key.rpartition('_')[0]}_1" for key in batch.keys[::every]]
+    tags = [{"seq_len": 1} for _ in keys]
+    return KVBatchMeta(partition_id="train", keys=[*batch.keys, *keys], tags=[*batch.tags, *tags])
 
 
 def imbalance_of(balance: Any, trainer: Any, ranks: int, prompts: int, seed: int) -> list[float]:
@@ -80,6 +92,15 @@ def test_while_the_critic_warms_up_a_step_is_verl_s() -> None:
     trainer.config.critic = {"ppo_mini_batch_size": 1}
     batch = AsyncDAPOTrainer._balance_batch(trainer, batch_of(ranks + 1, 0), {})
     assert batch.keys == PPOTrainer._balance_batch(trainer, batch_of(ranks + 1, 0), {}).keys
+
+
+def test_updates_of_a_critic_do_not_make_several_of_the_policy_s() -> None:
+    """Its one update computes pi_prox itself, as the start has said, however often the critic is updated."""
+    trainer, told = trainer_of(2, 4), []
+    trainer.use_critic, trainer.config.critic = True, {"ppo_mini_batch_size": 1, "shuffle": False}
+    trainer._passes = SimpleNamespace(log_probs=lambda *_, has_one_update: told.append(has_one_update))
+    AsyncDAPOTrainer._compute_old_log_prob(trainer, batch_of(4, 0), {})
+    assert told == [True] and len(trainer._updates(4 * N)) == 4
 
 
 @pytest.mark.parametrize("trainer", [PPOTrainer, AsyncDAPOTrainer])
@@ -133,28 +154,73 @@ def test_an_update_has_the_same_gradient_however_it_is_divided_over_the_ranks() 
     assert max(float((one - other).norm() / one.norm()) for one, other in pairs) < 1e-5
 
 
+def filled(batch: KVBatchMeta, multiple: int, _: int) -> KVBatchMeta:
+    """As verl does, without rows."""
+    missing = -len(batch) % multiple
+    keys = [*batch.keys, *(f"pad{number}_0_0" for number in range(missing))]
+    tags = [*batch.tags, *[{"seq_len": 1, "is_padding": True}] * missing]
+    return KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+
+
+@pytest.fixture
+def has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl.trainer.ppo.v1.trainer_base.upsample_batch_to_divisible_size", filled)
+    monkeypatch.setattr(store, "complete_padding", lambda batch: None)
+
+
+@pytest.mark.usefixtures("has_no_rows")
 @pytest.mark.parametrize(("ranks", "prompts"), [(1, 4), (2, 2), (4, 1)])
 def test_given_trajectories_of_several_rows_then_a_step_has_its_number_of_updates_and_little_padding(
-    ranks: int, prompts: int, monkeypatch: pytest.MonkeyPatch
+    ranks: int, prompts: int
 ) -> None:
     """One of eight trajectories has a sub-agent: verl would fill 72 rows up to 128, and double updates."""
-
-    def filled(batch: KVBatchMeta, multiple: int, _: int) -> KVBatchMeta:
-        missing = -len(batch) % multiple
-        keys = [*batch.keys, *(f"pad{number}_0_0" for number in range(missing))]
-        return KVBatchMeta(
-            partition_id="train", keys=keys, tags=[*batch.tags, *[{"seq_len": 1, "is_padding": True}] * missing]
-        )
-
-    monkeypatch.setattr("verl.trainer.ppo.v1.trainer_base.upsample_batch_to_divisible_size", filled)
     trainer = trainer_of(ranks, prompts)
-    for with_sub_agents in (True, False):  # the next step has one row a trajectory again
-        batch = batch_of(4, 0)
-        if with_sub_agents:
-            batch.keys += [f"{key.rpartition('_')[0]}_1" for key in batch.keys[::8]]
-            batch.tags += [{"seq_len": 1}] * (len(batch.keys) - len(batch.tags))
-            batch = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
+    for has_sub_agents in (True, False):  # the next step has one row a trajectory again
+        batch = with_sub_agents(batch_of(4, 0), every=8) if has_sub_agents else batch_of(4, 0)
         rows = len(batch)
         batch = AsyncDAPOTrainer._balance_batch(trainer, batch, {})
         assert len(trainer._updates(len(batch))) == 4 // prompts
         assert len(batch) - rows < N * 4 // prompts
+
+
+@pytest.mark.usefixtures("has_no_rows")
+def test_given_micro_batches_of_a_fixed_size_then_a_rank_has_whole_ones_in_each_update() -> None:
+    """verl ends the run otherwise."""
+    trainer = trainer_of(ranks := 2, 2)
+    policy = trainer.config.actor_rollout_ref
+    policy.actor.update({"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 16})
+    policy.rollout.log_prob_micro_batch_size_per_gpu, trainer.use_reference_policy = 8, True
+    policy.ref = {"log_prob_use_dynamic_bsz": False, "log_prob_micro_batch_size_per_gpu": 32}
+    batch = AsyncDAPOTrainer._balance_batch(trainer, with_sub_agents(batch_of(4, 0), every=8), {})
+    updates = trainer._updates(len(batch))
+    assert len(updates) == 2 and {len(update) // ranks % 32 for update in updates} == {0}
+
+
+class Rows:
+    """The data plane of some rows, in this process."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.rows: dict[str, dict[str, Any]] = {key: {"policy_versions": torch.ones(9), "uid": key} for key in keys}
+
+    def kv_batch_get(self, *, keys: Sequence[str], partition_id: str, select_fields: Sequence[str] = ()) -> TensorDict:
+        names = [*(select_fields or self.rows[keys[0]])]
+        return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in names} for key in keys])
+
+    def kv_batch_put(self, *, keys: Sequence[str], partition_id: str, fields: TensorDict, **_: Any) -> None:
+        by_name = {
+            name: [*(each.unbind() if isinstance(each, torch.Tensor) else each)] for name, each in fields.items()
+        }
+        for row, key in enumerate(keys):
+            self.rows.setdefault(key, {}).update({name: values[row] for name, values in by_name.items()})
+
+
+def test_padding_has_policy_versions_of_its_own_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl makes it of a row; an update that computes pi_prox itself counts tokens by their versions."""
+    trainer, batch = trainer_of(2, 4), with_sub_agents(batch_of(4, 0), every=64)
+    queue = Rows(batch.keys)
+    for module in (padding_utils, store):
+        monkeypatch.setattr(module, "tq", queue)
+    batch = AsyncDAPOTrainer._balance_batch(trainer, batch, {})
+    padding = [queue.rows[key] for key, tag in zip(batch.keys, batch.tags, strict=True) if store.is_padding(tag)]
+    assert len(padding) == 80 - 65 and len(trainer._updates(len(batch))) == 1
+    assert all(row["policy_versions"].tolist() == [-1] == [-len(row["response_mask"])] for row in padding)

@@ -139,7 +139,7 @@ async def test_given_any_requests_aborts_stops_and_versions_then_each_token_is_d
 ) -> None:
     random = Random(f"{number} {stream_interval}")
     it = Callers(monkeypatch, random, stream_interval=stream_interval)
-    modes = random.choice([["abort"], ["hold"], ["hold", "abort"]])  # A run has either.
+    modes = random.choice([["abort"], ["hold"], ["hold", "abort"]])  # the last of engines that get weights in turn
     for _ in range(12):
         match random.choice(["ask", "ask", "ask", "abort", "forget", "stop"]):
             case "ask":
@@ -187,6 +187,35 @@ async def test_given_a_stop_while_an_engine_is_told_to_go_on_then_nothing_more_i
     await server.stop_generation("hold")
     await going_on
     assert (await generate(server)).stop_reason == "aborted"
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.2])
+async def test_given_requests_that_are_held_when_all_are_aborted_then_one_that_is_being_admitted_is_not_waited_for(
+    monkeypatch, pause_s: float
+) -> None:
+    """The engine, which takes no step, would never give its first token."""
+    engine = ScriptedEngine(LENGTH_TOK)
+    server = start_server(monkeypatch, engine)
+    pause = engine.pause_generation
+
+    async def pause_slowly(**options: Any) -> None:
+        await asyncio.sleep(pause_s)
+        await pause(**options)
+
+    monkeypatch.setattr(engine, "pause_generation", pause_slowly)
+    held = generate(server, "held")
+    await asyncio.sleep(3)
+    admitted = generate(server, "admitted")
+    await asyncio.sleep(0.01)
+    holding = asyncio.create_task(server.stop_generation("hold"))
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(5):
+        await server.stop_generation("abort")
+        await holding
+    assert [len((await task).token_ids) for task in (held, admitted)] == [2, 0]
+    assert not engine.core
+    await server.go_on()
+    assert (await generate(server, "next")).stop_reason == "completed"
 
 
 async def test_given_two_policy_versions_when_generating_then_no_request_shares_cached_prefixes_with_the_other(

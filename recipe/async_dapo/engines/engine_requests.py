@@ -85,7 +85,7 @@ class EngineRequests:
             await self._give_up(Returned(server_id=server_id, lease_id=lease_id), is_reachable_later=keeps_lease)
             return True
         except asyncio.CancelledError:
-            if server_id:  # a pause may have overtaken the abort: the engine forgets it before the lease comes back
+            if server_id:  # it may still be in its engine, which forgets it before the lease comes back
                 keeps_lease = True
                 self._balancer.abandon.remote(Returned(server_id=server_id, lease_id=lease_id))
             raise
@@ -169,7 +169,7 @@ def _balancer_needed() -> Iterator[None]:
 
 
 async def _record_all(ref: ObjectRef, server: ActorHandle, lease_id: str, turn: Turn) -> TokenOutput:
-    """Record piece after piece. Returns the last one: the request is over, or paused."""
+    """Record piece after piece. Returns the last one: the request is over."""
     while True:
         output: TokenOutput = await ref
         append_tokens(turn, output.token_ids, output.log_probs or [], extra_of(output)["segments"])

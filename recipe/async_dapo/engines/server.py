@@ -312,6 +312,8 @@ class AsyncDAPOServer(vLLMHttpServer):
                 await self.engine.pause_generation(mode="keep", clear_cache=False)
                 self._holds = True
                 await self._send_back_what_has_not_begun()
+                if self._requests.is_aborting:  # a stop that came meanwhile aborts them
+                    await self._take_steps()
             elif self._requests.running():
                 await self._abort_all()
             return self._load_of_round()
@@ -334,7 +336,14 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._requests.is_aborting = True
         self._delivers.clear()
         await self.engine.abort([request.request_id for request in running])
+        await self._take_steps()  # what the engine was admitting is aborted at its first token
         await asyncio.wait([request.finished for request in running])
+
+    async def _take_steps(self) -> None:
+        """Of an engine that holds requests."""
+        if self._holds:
+            self._holds = False
+            await self.engine.resume_generation()
 
     async def allow_generation(self) -> EngineLoad | None:
         """Open the gate. Returns what is known of the engine, which counts from now on."""
@@ -346,9 +355,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         """As `allow_generation`, after a stop in the middle of what is counted."""
         self._requests.is_aborting = False
         self._is_stopped = False  # before anything is awaited: a stop that comes meanwhile holds
-        if self._holds:
-            self._holds = False
-            await self.engine.resume_generation()
+        await self._take_steps()
         return self.load
 
     async def turn_over(self) -> EngineLoad | None:

@@ -1,5 +1,6 @@
 """A step's updates: which rows each one trains on, and equal work for all ranks in each of them."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -20,6 +21,20 @@ def balance_updates(batch: KVBatchMeta, config: DictConfig, *, ranks: int) -> No
         work = calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
         padding, equal = map(store.is_padding, batch.tags), partial(get_seqlen_balanced_partitions, equal_size=True)
         batch.reorder(balanced_order(batch.keys, work, [*padding], ranks=ranks, rows=rows, partition=equal))
+
+
+def fixed_micro_batch(config: DictConfig, *, has_ref: bool) -> int:
+    """Rows of a rank that are whole micro batches in every pass and update; 1 where all of them follow the lengths.
+
+    Args:
+        has_ref: there is a reference policy.
+    """
+    policy, sizes = config.actor_rollout_ref, [1]
+    if not policy.actor.use_dynamic_bsz:
+        sizes += [policy.actor.ppo_micro_batch_size_per_gpu, policy.rollout.log_prob_micro_batch_size_per_gpu]
+    if has_ref and not policy.ref.log_prob_use_dynamic_bsz:
+        sizes.append(policy.ref.log_prob_micro_batch_size_per_gpu)
+    return math.lcm(*sizes)
 
 
 def updates_of(count: int, models: Sequence[DictConfig], *, n: int, ranks: int) -> list[list[int]]:

@@ -13,7 +13,7 @@ Every loop of the system, what it waits for (...), and what unblocks it:
         take_group ................... coordinator: a group is free, or nothing more will start (the lane ends)
         run the group ................ its n trajectories, at once:
             agent loop: lease ........ load balancer: another request's release; the stop answers with nothing
-            agent loop: generate ..... server: pieces of tokens, the end, an abort or a pause; or its death
+            agent loop: generate ..... server: pieces of tokens, the end, or an abort; or its death
             score .................... a reward process: a result, an error, or the time limit
         report_completion              may meet the stop rule
     worker, one watcher
@@ -63,7 +63,7 @@ from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from .checkpoints import KeptCheckpoints, prompts_in_words
 from .engine_manager import EngineManager
 from .metrics import fields_to_average, update_metrics
-from .mini_batches import balance_updates, updates_of
+from .mini_batches import balance_updates, fixed_micro_batch, updates_of
 from .passes import Passes, leave_all_out
 from .recorder import ValidationAnswers
 from .replay_buffer import RoundReplayBuffer
@@ -274,6 +274,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
         self._keys = batch.keys
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+        store.complete_padding(batch)
         if self.config.trainer.critic_warmup <= self.global_steps:  # else there is no update, and rows do not divide it
             balance_updates(batch, self.config, ranks=self._training_ranks)
         return batch
@@ -289,7 +290,9 @@ class AsyncDAPOTrainer(PPOTrainer):
         sizes, padded_rows = self._mini_batch_sizes, 1
         if len(self._keys) > groups * n:
             updates = [max(1, groups // size) for size in sizes]
-            finest, shared = math.lcm(*updates), math.lcm(n, dp_size)  # `shared` rows are the same for each rank
+            micro_batch = fixed_micro_batch(self.config, has_ref=self.use_reference_policy)
+            # Of so many rows, or their multiple, each rank has as many, in whole micro batches.
+            finest, shared = math.lcm(*updates), math.lcm(n, dp_size * micro_batch)
             rows = -(-most_rows(self._keys, finest) // shared) * shared
             sizes, padded_rows = [rows * finest // own // n for own in updates], rows * finest
         for model, size in zip(models, sizes, strict=True):
@@ -300,10 +303,12 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _trained_models(self) -> list[DictConfig]:
         return [self.config.actor_rollout_ref.actor, *([self.config.critic] if self.use_critic else [])]
 
-    def _updates(self, count: int) -> list[list[int]]:
-        """The rows of each update of a batch of so many rows."""
-        n = self.config.actor_rollout_ref.rollout.n
-        return updates_of(count, self._trained_models, n=n, ranks=self._training_ranks)
+    def _updates(self, count: int, *, of_policy: bool = False) -> list[list[int]]:
+        """The rows of each update of a batch of so many rows; of a critic if it has more, unless the policy's are asked
+        for.
+        """
+        models = self._trained_models[:1] if of_policy else self._trained_models
+        return updates_of(count, models, n=self.config.actor_rollout_ref.rollout.n, ranks=self._training_ranks)
 
     @property
     def _training_ranks(self) -> int:
@@ -311,7 +316,7 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         compute = partial(super()._compute_old_log_prob, metrics=metrics)
-        has_one_update = len(self._updates(len(batch))) == 1
+        has_one_update = len(self._updates(len(batch), of_policy=True)) == 1
         return self._passes.log_probs(batch, self.global_steps, compute, has_one_update=has_one_update)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -19,7 +19,7 @@ from .options import RehearsalOptions, make_clock
 
 
 class EmulatedServer(AsyncDAPOServer):
-    """The recipe's server on an emulated engine. Its gate, stamps, aborts and kept requests are the production code."""
+    """The recipe's server on an emulated engine. Its gate, stamps and aborts are the production code."""
 
     def __init__(self, *, engine: EmulatedEngine, model_config: HFModelConfig, **arguments: Any) -> None:
         self._loaded_model_config = model_config
