@@ -177,7 +177,7 @@ class Session:
     async def _answer(self, exchange: Exchange) -> None:
         reply = exchange.reply
         try:
-            await self._record_is_here()
+            await self.record_is_here()
             self._turns += 1
             self._in_call.close()
             try:
@@ -263,7 +263,8 @@ class Session:
         """The messages that were rendered here when the agent ran before, if they differ in what is ignored only."""
         return await make_recorded("prompt", {"said": said}, lambda: messages)
 
-    async def _record_is_here(self) -> None:
+    async def record_is_here(self) -> None:
+        """Wait, over a stop: meanwhile nothing can be asked, recorded or counted."""
         recorder = self._recorder
         if recorder is not None and recorder.rests and recorder.kept_loop is not None:
             await recorder.kept_loop.next_round()
@@ -323,7 +324,7 @@ class Session:
         """
         rows = list(self.conversation.rows())
         if self._recorder is not None:
-            await self._record_is_here()
+            await self.record_is_here()
             turns = ((one.digest, one.token_ids, one.log_probs) for row in rows for one in row.trained)
             await self._recorder.put_first(turns)
         limit_tok = self._loop.rollout_config.response_length
