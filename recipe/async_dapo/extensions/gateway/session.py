@@ -306,11 +306,15 @@ class Session:
     async def close(self) -> None:
         """Requests that are out are given up."""
         self._is_over = True
-        tasks = [exchange.task for same in self._exchanges.values() for exchange in same if exchange.task is not None]
+        exchanges = [exchange for same in self._exchanges.values() for exchange in same]
+        tasks = [exchange.task for exchange in exchanges if exchange.task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for exchange in exchanges:
+            if not exchange.reply.done():  # its task was cancelled before it began
+                exchange.reply.set_exception(over())
         self._in_call.close()
 
     @property
