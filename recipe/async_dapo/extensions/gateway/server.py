@@ -138,6 +138,7 @@ class Gateway:
             request: Request = api.request_of(body)
         except (Refused, KeyError, TypeError, ValueError, AttributeError) as error:
             refused = error if isinstance(error, Refused) else Refused(400, f"the request is not understood: {error!r}")
+            session.counts["requests"] += 1
             session.refuse(refused)
             raise refused from error
         self._tell_once(request)
