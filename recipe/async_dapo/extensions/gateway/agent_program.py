@@ -32,6 +32,7 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 groups: set[int | None] = set()  # process groups of the commands that run
+folders: set[str] = set()  # theirs
 
 
 class Failed(Exception):
@@ -84,6 +85,7 @@ def plain_json(value: Any) -> Any:
 async def run_command(start: dict[str, Any], tell: Any) -> Any:
     """Its result file, or the last line that it prints, where that is JSON."""
     folder = _folder_with(start["sample"])
+    folders.add(folder)
     group = None
     try:
         try:
@@ -117,6 +119,7 @@ async def run_command(start: dict[str, Any], tell: Any) -> Any:
         end_group(group)
         groups.discard(group)
         shutil.rmtree(folder, ignore_errors=True)
+        folders.discard(folder)
 
 
 def _folder_with(sample: Any) -> str:
@@ -217,6 +220,8 @@ def _listen(loop: asyncio.AbstractEventLoop, program: Program) -> None:
 def _end_all() -> None:
     for group in list(groups):
         end_group(group)
+    for folder in list(folders):
+        shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)  # itself, and processes that functions have started
 
 

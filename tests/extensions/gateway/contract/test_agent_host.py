@@ -266,13 +266,18 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("victim", ["worker", "host"])
-def test_given_a_worker_or_its_process_of_agents_that_is_killed_then_no_command_is_left(victim: str) -> None:
+def test_given_a_worker_or_its_process_of_agents_that_is_killed_then_no_command_is_left(
+    victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     worker = psutil.Popen([sys.executable, "-c", WORKER], stderr=subprocess.DEVNULL)
     until(lambda: running() == 2)
     [host] = worker.children()
     (worker if victim == "worker" else host).send_signal(signal.SIGKILL)
     until(lambda: running() == 0)
     worker.wait(timeout=20)
+    if victim == "worker":
+        until(lambda: not any(tmp_path.iterdir()))
 
 
 def test_what_is_passed_on_is_a_list_of_names() -> None:
