@@ -7,7 +7,7 @@ an agent of a test is a coroutine function, and asks the session itself, or the 
 import asyncio
 import random
 from array import array
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Any
@@ -159,7 +159,7 @@ class Life:
         self.kept = KeptLoops(most=most)
         self.boxes: list[Any] = []
         self.diverged_tok = 0
-        self.counted: Counter[str] = Counter()  # by the loops
+        self.counted: defaultdict[str, float] = defaultdict(float)  # by the loops
         self.events: list[GroupEvent] = []
 
     def _make(self) -> Box:
@@ -214,7 +214,8 @@ class Life:
         outcome = await task
         counts = running.take_report().counts
         self.diverged_tok += counts.diverged_tok
-        self.counted.update(counts.of_loops)
+        for name, count in counts.of_loops.items():
+            self.counted[name] += count
         self.server.global_steps += 1
         return outcome
 
