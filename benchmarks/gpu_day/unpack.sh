@@ -24,10 +24,12 @@ rm -r "$folder.parts"
 torch=$(python3 -c 'import importlib.util as at; print(*at.find_spec("torch").submodule_search_locations)')
 [[ -d $torch/__pycache__ ]] || compiled=("$torch" "$torch/../transformers")
 python3 -m compileall -q -j 0 "$folder" ${compiled[@]+"${compiled[@]}"} >/dev/null || true
-# All libraries into the page cache, and the first imports: the parts would pay for both one after the other.
-find "$folder" "$torch" -name '*.so*' -type f -print0 | xargs -0 -P 8 -n 16 cat >/dev/null || true
-for module in vllm.v1.engine.async_llm verl.trainer.main_ppo ray; do
-  PYTHONPATH="$folder" python3 -c "import $module" >/dev/null 2>&1 &
-done
-wait
+# On the GPU's machine: all libraries into the page cache, and the first imports. The parts would pay for both in turn.
+if command -v nvidia-smi >/dev/null; then
+  find "$folder" "$torch" -name '*.so*' -type f -print0 | xargs -0 -P 8 -n 16 cat >/dev/null || true
+  for module in vllm.v1.engine.async_llm verl.trainer.main_ppo ray; do
+    PYTHONPATH="$folder" python3 -c "import $module" >/dev/null 2>&1 &
+  done
+  wait
+fi
 echo "unpacked into $folder in $SECONDS s"

@@ -33,6 +33,5 @@ overrides+=(
   # Engines: 61 GB of weights over two GPUs.
   actor_rollout_ref.rollout.tensor_model_parallel_size=2
   actor_rollout_ref.rollout.gpu_memory_utilization=0.75
-  ++actor_rollout_ref.rollout.engine_kwargs.vllm.moe_backend=triton # others lay experts out anew, on Blackwell
 )
 start "$@"

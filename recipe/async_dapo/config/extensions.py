@@ -80,6 +80,12 @@ def load(name: str, place: str) -> Any:
     return getattr(import_module(f"{PACKAGE}.{name}.{module}"), attribute)
 
 
+def missing(target: str) -> str | None:
+    """The extension of a class's dotted path, if it is not in this copy."""
+    name = target.removeprefix(f"{PACKAGE}.").partition(".")[0]
+    return name if target.startswith(f"{PACKAGE}.") and name not in declared() else None
+
+
 def check_in_copy(config: DictConfig) -> None:
     """
     Raises:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
+from ..config.extensions import missing
 from ..config.values import ConfigError, check_choice
 from ..runtime.containment import contained
 from .verl_options import listed
@@ -107,6 +108,10 @@ def _named_loops(value: str | None) -> dict[str, Any]:
 
 def _import(entry: dict[str, Any], name: str) -> Any:
     key, target = f"{_LOOP_FILE}, `_target_` of {name}", entry["_target_"]
+    if extension := missing(str(target)):
+        raise ConfigError(
+            key, target, f"extensions/{extension} is not in this copy; copy that folder too, or choose another class"
+        )
     try:
         with contained():
             found = hydra.utils.get_object(target)

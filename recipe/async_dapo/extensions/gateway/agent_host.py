@@ -11,15 +11,14 @@ pipe that it reads from ends then, whatever the worker died of.
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import count
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from ...core.outcome import Cause, TrajectoryFailed
+from .agent_program import LINE_BYTES, end_group, end_of_process, plain_json
 
 # Of the worker's environment: the rest may hold secrets (of Ray, Hugging Face, trackers, clouds) that agents, which the
 # policy steers, must not see. An agent's own `environment` adds what it needs.
@@ -27,7 +26,6 @@ PASSED_ON = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM", "LD_LIBRARY_PATH"}
     | {"VIRTUAL_ENV", "PYTHONPATH", "CONDA_PREFIX", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"}
 )
-_LINE_BYTES = 2**26  # the longest message
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
@@ -35,13 +33,8 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name in PASSED_ON or name.startswith("LC_")}
 
 
-def plain_json(value: Any) -> Any:
-    """Of arrays and numpy's numbers, JSON; of anything else, its text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
 class AgentHost:
-    """A process that runs agents, started with the first one, and again after it has died.
+    """Runs agents in a process, which is started with the first one, and again after it has died.
 
     Functions and commands have one each: a function that ends its process does not end commands.
     """
@@ -49,10 +42,7 @@ class AgentHost:
     _of_loops: ClassVar["WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, AgentHost]]"] = WeakKeyDictionary()
 
     def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._ended: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._groups: dict[int, int] = {}  # process groups of commands, by number
+        self._process: _Process | None = None
         self._numbers = count()
         self._starting = asyncio.Lock()
 
@@ -72,9 +62,48 @@ class AgentHost:
             TrajectoryFailed: if it cannot be started, or ends with an error.
         """
         async with self._starting:
-            if self._process is None or self._process.returncode is not None:
-                await self._start()
-        number = next(self._numbers)
+            if self._process is None or self._process.is_over:
+                self._process = await _Process.start()
+            process = self._process
+        return await process.run(next(self._numbers), start)
+
+    async def stop(self) -> None:
+        """End the process and all agents in it. Only tests do: it ends with its worker."""
+        if self._process is not None:
+            await self._process.stop()
+
+
+class _Process:
+    """One process of agents, and those that run in it: what fails with it are these, and none of the next one's."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._ended: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._groups: dict[int, int] = {}  # process groups of commands, by number
+        self._reader = asyncio.create_task(self._read(), name="process of agents")
+        self._watcher = asyncio.create_task(self._end_its_group(), name="end of a process of agents")
+
+    @classmethod
+    async def start(cls) -> "_Process":
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            f"{__package__}.agent_program",
+            stdin=pipe,
+            stdout=pipe,
+            limit=2 * LINE_BYTES,
+            # Functions are found where the worker finds modules; commands may have an interpreter of their own.
+            env=passed_on(os.environ) | {"PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path)},
+            start_new_session=True,  # what a terminal or Ray sends to the worker's group is the worker's to pass on
+        )
+        return cls(process)
+
+    @property
+    def is_over(self) -> bool:
+        return self._process.returncode is not None or self._reader.done()
+
+    async def run(self, number: int, start: dict[str, Any]) -> Any:
         ended = self._ended[number] = asyncio.get_running_loop().create_future()
         try:
             self._tell({"start": number} | start)
@@ -90,45 +119,33 @@ class AgentHost:
         return told["result"]
 
     async def stop(self) -> None:
-        """End the process and all agents in it. Only tests do: it ends with its worker."""
-        if self._process is not None and self._process.stdin is not None and self._reader is not None:
-            self._process.stdin.close()
-            await self._reader
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await asyncio.wait({self._reader, self._watcher})
 
     def _tell(self, message: dict[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process.stdin is not None
         if self._process.returncode is None and not self._process.stdin.is_closing():
             self._process.stdin.write(json.dumps(message, default=plain_json).encode() + b"\n")
 
-    async def _start(self) -> None:
-        pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            f"{__package__}.agent_program",
-            stdin=pipe,
-            stdout=pipe,
-            limit=_LINE_BYTES,
-            # Functions are found where the worker finds modules; commands may have an interpreter of their own.
-            env=passed_on(os.environ) | {"PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path)},
-            start_new_session=True,  # what a terminal or Ray sends to the worker's group is the worker's to pass on
-        )
-        self._reader = asyncio.create_task(self._read(self._process), name="process of agents")
-
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        async for line in process.stdout:
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
             told = json.loads(line)
             if "group" in told:
                 self._groups[told["of"]] = told["group"]
             elif told["ended"] in self._ended and not self._ended[told["ended"]].done():
                 self._ended[told["ended"]].set_result(told)
-        code = await process.wait()
+        code = await self._process.wait()
         for group in self._groups.values():  # the host may have been killed, and could not end them itself
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
+            end_group(group)
         self._groups.clear()
         error = f"the process of agents has ended with {code}; what it said is in the worker's log"
         for future in self._ended.values():
             if not future.done():
                 future.set_result({"kind": "agent_failed", "error": error})
+
+    async def _end_its_group(self) -> None:
+        """Processes that functions have forked hold its pipe, whose end `_read` waits for."""
+        await end_of_process(self._process.pid)
+        end_group(self._process.pid)

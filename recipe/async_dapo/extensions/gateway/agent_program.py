@@ -23,13 +23,16 @@ from pathlib import Path
 from typing import Any
 
 SAMPLE, RESULT = "sample.json", "result.json"  # files in a command's folder
+LINE_BYTES = 2**26  # the longest result
 _THREADS = 1024
 _OUTPUT_BYTES, _TAIL_BYTES = 2**20, 2000  # kept of what a command says; told of its errors
+_TRACE_CHARS = 20_000  # told of a function's error
 _PIPES_S = 2.0  # for what a command has said to arrive
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 groups: set[int | None] = set()  # process groups of the commands that run
+folders: set[str] = set()  # theirs
 
 
 class Failed(Exception):
@@ -51,16 +54,38 @@ async def run_function(start: dict[str, Any]) -> Any:
     try:
         function = function_of(start["agent"])
     except BaseException as error:  # the user's module may raise anything
-        raise Failed("agent_not_started", f"{start['agent']} cannot be imported: {error!r}") from error
+        raise Failed("agent_not_started", f"{start['agent']} cannot be imported: {_shown(error)}") from error
     arguments = start["base_url"], start["key"], start["sample"]
     if inspect.iscoroutinefunction(function):
         return await function(*arguments)
-    return await asyncio.to_thread(function, *arguments)
+    result = await asyncio.to_thread(_called, function, *arguments)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _called(function: Any, *arguments: Any) -> Any:
+    """On a thread. No future can hold `StopIteration`: what waits for one would wait for ever."""
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError(_shown(error)) from error
+
+
+def _shown(error: BaseException) -> str:
+    try:
+        return repr(error)[:_TAIL_BYTES]
+    except BaseException:  # of the user's class
+        return type(error).__name__
+
+
+def plain_json(value: Any) -> Any:
+    """Of arrays, tensors and numpy's numbers, JSON; of anything else, its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 async def run_command(start: dict[str, Any], tell: Any) -> Any:
     """Its result file, or the last line that it prints, where that is JSON."""
     folder = _folder_with(start["sample"])
+    folders.add(folder)
     group = None
     try:
         try:
@@ -81,7 +106,7 @@ async def run_command(start: dict[str, Any], tell: Any) -> Any:
         tell({"group": group, "of": start["start"]})
         assert process.stdout is not None and process.stderr is not None
         said = [asyncio.create_task(_end_of(pipe)) for pipe in (process.stdout, process.stderr)]
-        await _end_of_process(group)
+        await end_of_process(group)
         end_group(group)  # what it has left in the background, which would keep the pipes open
         await asyncio.wait(said, timeout=_PIPES_S)
         code = await process.wait()
@@ -94,6 +119,7 @@ async def run_command(start: dict[str, Any], tell: Any) -> Any:
         end_group(group)
         groups.discard(group)
         shutil.rmtree(folder, ignore_errors=True)
+        folders.discard(folder)
 
 
 def _folder_with(sample: Any) -> str:
@@ -117,7 +143,7 @@ def _result(folder: str, out: str) -> Any:
     return None
 
 
-async def _end_of_process(pid: int) -> None:
+async def end_of_process(pid: int) -> None:
     """`Process.wait` waits for the end of its pipes, too, which children of it may hold."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     try:
@@ -143,6 +169,10 @@ def _ends_with_this_process() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _line(message: Any) -> str:
+    return json.dumps(message, default=plain_json)
+
+
 class Program:
     """Runs what the worker asks for, until the worker is gone."""
 
@@ -151,18 +181,21 @@ class Program:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     def _tell(self, message: dict[str, Any]) -> None:
-        print(json.dumps(message, default=str), file=self._out, flush=True)
+        print(_line(message), file=self._out, flush=True)
 
     async def _run(self, start: dict[str, Any]) -> None:
         number = start["start"]
         ended: dict[str, Any] = {"ended": number}
         try:
-            ended["result"] = await (run_command(start, self._tell) if "command" in start else run_function(start))
+            result = await (run_command(start, self._tell) if "command" in start else run_function(start))
+            if (length := len(_line(result))) > LINE_BYTES:
+                raise Failed("agent_failed", f"its agent's result has {length} bytes, more than {LINE_BYTES}")
+            ended["result"] = result
         except Failed as failed:
             ended |= {"kind": failed.kind, "error": str(failed)}
         except BaseException as error:  # an agent may raise anything, SystemExit included
-            told = "".join(traceback.format_exception(error))
-            ended |= {"kind": "agent_failed", "error": f"its agent raised {error!r}", "traceback": told}
+            told = "".join(traceback.format_exception(error))[-_TRACE_CHARS:]
+            ended |= {"kind": "agent_failed", "error": f"its agent raised {_shown(error)}", "traceback": told}
         finally:
             self._running.pop(number, None)
         self._tell(ended)
@@ -177,10 +210,18 @@ class Program:
 
 def _listen(loop: asyncio.AbstractEventLoop, program: Program) -> None:
     """On a thread, which sees the worker's end also while an agent blocks the event loop."""
-    for line in sys.stdin.buffer:
-        loop.call_soon_threadsafe(program.hear, json.loads(line))
+    try:
+        for line in sys.stdin.buffer:  # the last one is cut, if the worker has died while it wrote it
+            loop.call_soon_threadsafe(program.hear, json.loads(line))
+    finally:
+        _end_all()
+
+
+def _end_all() -> None:
     for group in list(groups):
         end_group(group)
+    for folder in list(folders):
+        shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)  # itself, and processes that functions have started
 
 
@@ -194,7 +235,12 @@ async def _serve(out: Any) -> None:
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what agents print goes to the worker's log
-    asyncio.run(_serve(out))
+    try:
+        asyncio.new_event_loop().run_until_complete(_serve(out))
+    except BaseException:  # SystemExit in a task that an agent has left; `asyncio.run` would wait for all its threads
+        traceback.print_exc()
+    finally:
+        _end_all()
 
 
 if __name__ == "__main__":

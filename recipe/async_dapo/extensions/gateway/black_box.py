@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from ...calls import current_recorder
@@ -82,6 +82,7 @@ class BlackBoxAgent(AgentLoopBase):
         try:
             return await self._scored(session, None if failure else agent.result(), failure)
         except TrajectoryFailed:
+            await session.record_is_here()
             self._count(session, {"gateway/failed_sessions": 1})
             raise
 
@@ -153,7 +154,8 @@ class BlackBoxAgent(AgentLoopBase):
         if failure is not None and not (session.has_rows and options.scores(failure.reason)):
             raise failure
         if failure is not None and given is None:
-            given = 0.0, {METRIC: 0.0}
+            filtered_by = OmegaConf.select(self.config, "algorithm.filter_groups.metric") or METRIC
+            given = 0.0, {METRIC: 0.0, filtered_by: 0.0}
         outputs, ledger = await session.outputs()
         if differed := session.what_differed():
             self._tell(differed)

@@ -77,8 +77,8 @@ class Answer:
 
     @property
     def prompt_ids(self) -> list[int]:
-        if self.held_prompt is not None:
-            return self.held_prompt
+        if (held := self.held_prompt) is not None:  # read once: it is let go while another thread renders
+            return held
         ids = list[int]()
         for answer in self.path:
             if answer.parent is not None:

@@ -90,11 +90,24 @@ class AgentOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"{FILE}, {name}", value, "must be a positive number")
+        self._check_environment()
+        if not isinstance(self.ignored, list):
+            raise ConfigError(f"{FILE}, ignored", self.ignored, "must be a list of regular expressions")
         for pattern in self.ignored:
             try:
                 re.compile(pattern)
             except (re.error, TypeError) as error:
                 raise ConfigError(f"{FILE}, ignored", pattern, f"must be a regular expression: {error}") from error
+
+    def _check_environment(self) -> None:
+        """Values may be secrets: none is told."""
+        key, given = f"{FILE}, environment", self.environment
+        if not isinstance(given, dict):
+            raise ConfigError(key, type(given).__name__, "must have the variables' names and values")
+        if wrong := [name for name, value in given.items() if not (isinstance(name, str) and isinstance(value, str))]:
+            raise ConfigError(key, wrong[0], "names and values must be text: put this one into quotes")
+        if given and self.command is None:
+            raise ConfigError(key, next(iter(given)), "only a command has it; set variables in the function's module")
 
     @cached_property
     def ignored_patterns(self) -> list[re.Pattern[str]]:

@@ -49,8 +49,8 @@ class ReplyReader:
         self._tokenizer = tokenizer
         self._parser = None if parser is None else ToolParser.get_tool_parser(parser, tokenizer)
         self.stop_token_ids = [] if self._parser is None else list(self._parser.stop_token_ids)
-        is_one_token = THOUGHT_ENDS in tokenizer.get_vocab()
-        self._thought_ends = tokenizer.encode(THOUGHT_ENDS, add_special_tokens=False) if is_one_token else []
+        ends = tokenizer.encode(THOUGHT_ENDS, add_special_tokens=False)  # to ask for the vocabulary takes 0.1 s
+        self._thought_end = ends[0] if len(ends) == 1 and ends[0] != tokenizer.unk_token_id else None
 
     async def read(
         self,
@@ -100,12 +100,11 @@ class ReplyReader:
 
     def _without_reasoning(self, token_ids: list[int]) -> tuple[str, list[int]]:
         """The reasoning as text, and the tokens behind it."""
-        marker = self._thought_ends
-        for start in range(len(token_ids) - len(marker) + 1) if marker else ():
-            if token_ids[start : start + len(marker)] == marker:
-                reasoning = self._text(token_ids[:start]).strip().removeprefix(THOUGHT_BEGINS)
-                return reasoning.strip(), token_ids[start + len(marker) :]
-        return "", token_ids
+        if self._thought_end is None or self._thought_end not in token_ids:
+            return "", token_ids
+        end = token_ids.index(self._thought_end)
+        reasoning = self._text(token_ids[:end]).strip().removeprefix(THOUGHT_BEGINS)
+        return reasoning.strip(), token_ids[end + 1 :]
 
 
 def _is_json(call: Any) -> bool:
@@ -119,13 +118,16 @@ def _is_json(call: Any) -> bool:
 def schema_of(tool: dict[str, Any]) -> OpenAIFunctionToolSchema:
     """A tool as verl's parsers want it, which know fewer schemas than agents use: an argument of several types, or of
     a schema elsewhere, counts as text.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: for what describes no tool.
     """
     function = tool["function"]
     with suppress(ValidationError):
         return OpenAIFunctionToolSchema(type="function", function={"description": ""} | function)
     parameters = function.get("parameters") or {}
     properties = {
-        name: {"type": kind if isinstance(kind := schema.get("type"), str) else "string"}
+        name: {"type": kind if isinstance(schema, dict) and isinstance(kind := schema.get("type"), str) else "string"}
         for name, schema in (parameters.get("properties") or {}).items()
     }
     plain = {"type": "object", "properties": properties, "required": list(parameters.get("required") or ())}

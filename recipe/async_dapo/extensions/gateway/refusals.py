@@ -10,7 +10,16 @@ from typing import Any
 
 from .messages import Refused
 
-IGNORED = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_effort")  # the run has its own
+IGNORED = (  # the run has its own
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "reasoning_effort",
+    "thinking",
+    "chat_template_kwargs",
+)
 _REFUSED = (
     "presence_penalty",
     "frequency_penalty",
@@ -19,6 +28,11 @@ _REFUSED = (
     "functions",
     "guided_json",
     "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "bad_words",
+    "min_tokens",
+    "ignore_eos",
     "structured_outputs",
     "output_config",
     "prediction",

@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import json
 import logging
+import platform
 import resource
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,8 +22,10 @@ from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
+from ...config.values import ConfigError
 from . import anthropic_messages, chat
 from .messages import Refused, Reply, Request
+from .options import FILE
 from .refusals import IGNORED
 from .session import Exchange, Session
 
@@ -72,7 +75,13 @@ class Gateway:
         app.router.add_post("/reward", self._served(chat, self._reward))
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)  # when a client has gone
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._host, 0).start()
+        try:
+            await web.TCPSite(self._runner, self._host, 0).start()
+        except OSError as error:  # the same for every prompt: to count them as failed would use up the data
+            what = (
+                f"node {platform.node()} cannot listen there: {error}; name an address of every node, or leave it out"
+            )
+            raise ConfigError(f"{FILE}, host", self._host, what) from error
         host, port = self._runner.addresses[0][:2]
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         return self
@@ -129,6 +138,7 @@ class Gateway:
             request: Request = api.request_of(body)
         except (Refused, KeyError, TypeError, ValueError, AttributeError) as error:
             refused = error if isinstance(error, Refused) else Refused(400, f"the request is not understood: {error!r}")
+            session.counts["requests"] += 1
             session.refuse(refused)
             raise refused from error
         self._tell_once(request)
@@ -201,5 +211,5 @@ async def _body_of(http: web.Request) -> dict[str, Any]:
 
 
 def _digest(key: str) -> bytes:
-    """Keys are looked up by these, so that the time of it tells nothing of them."""
-    return blake2b(key.encode(), digest_size=16).digest()
+    """Keys are looked up by these, so that the time of it tells nothing of them. A header may be no text."""
+    return blake2b(key.encode(errors="surrogateescape"), digest_size=16).digest()

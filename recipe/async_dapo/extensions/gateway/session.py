@@ -30,7 +30,7 @@ from ...core.outcome import Cause, TrajectoryFailed
 from ...core.trajectory import BrokenRecord
 from .conversation import Answer, Conversation, Row
 from .messages import CONTEXT_FULL, Message, Refused, Reply, Request
-from .reading import ReplyReader
+from .reading import ReplyReader, schema_of
 from .turn_ledger import TurnLedger
 
 MOST_REFUSED = 20  # requests in a row
@@ -44,8 +44,6 @@ def over() -> Refused:
 class Exchange:
     """A request that has come in, and its reply."""
 
-    request: Request
-    said: list[str]
     key: str  # the same for requests that ask the same
     reply: "asyncio.Future[Reply]"
     task: asyncio.Task[None] | None = None
@@ -148,10 +146,11 @@ class Session:
         if before is not None:
             self.counts["resent"] += 1
             return before
-        exchange = Exchange(request, said, key, asyncio.get_running_loop().create_future())
+        exchange = Exchange(key, asyncio.get_running_loop().create_future())
         exchange.reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # it may have no reader
         same.append(exchange)
-        exchange.task = asyncio.create_task(self._answer(exchange), name="turn of an agent", context=self._context)
+        answering = self._answer(exchange, request, said)  # they are let go with it: each has the whole history
+        exchange.task = asyncio.create_task(answering, name="turn of an agent", context=self._context)
         return exchange
 
     def _key_of(self, request: Request) -> tuple[list[str], str]:
@@ -174,14 +173,14 @@ class Session:
 
     # ---------------------------------------------------------------- turns
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: Exchange, request: Request, said: list[str]) -> None:
         reply = exchange.reply
         try:
-            await self._record_is_here()
+            await self.record_is_here()
             self._turns += 1
             self._in_call.close()
             try:
-                said = await self._turn(exchange)
+                answered = await self._turn(exchange, request, said)
             finally:
                 self._turns -= 1
                 if not self._turns:
@@ -196,15 +195,18 @@ class Session:
             reply.set_exception(Refused(500, "the run has failed"))
             self._fail(error)
         else:
-            reply.set_result(said)
+            reply.set_result(answered)
 
-    async def _turn(self, exchange: Exchange) -> Reply:
-        request = exchange.request
+    async def _turn(self, exchange: Exchange, request: Request, said: list[str]) -> Reply:
         if not request.messages or request.messages[-1]["role"] == "assistant":
             raise Refused(400, "the last message must not be the assistant's: answers cannot be begun for the model")
         if len(self.conversation.answers) + self._turns > self._max_turns:
             raise Refused(400, f"the session has had its {self._max_turns} turns", CONTEXT_FULL)
-        answer = await self.conversation.begin(request.messages, exchange.said, request.tools)
+        try:
+            list(map(schema_of, request.tools))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # sooner than when its calls are read
+            raise Refused(400, f"a tool is not understood: {error!r:.300}") from error
+        answer = await self.conversation.begin(request.messages, said, request.tools)
         prompt_ids = answer.prompt_ids
         left_tok = self._left_tok(answer, len(prompt_ids))
         if left_tok <= 0:
@@ -263,7 +265,8 @@ class Session:
         """The messages that were rendered here when the agent ran before, if they differ in what is ignored only."""
         return await make_recorded("prompt", {"said": said}, lambda: messages)
 
-    async def _record_is_here(self) -> None:
+    async def record_is_here(self) -> None:
+        """Wait, over a stop: meanwhile nothing can be asked, recorded or counted."""
         recorder = self._recorder
         if recorder is not None and recorder.rests and recorder.kept_loop is not None:
             await recorder.kept_loop.next_round()
@@ -303,11 +306,15 @@ class Session:
     async def close(self) -> None:
         """Requests that are out are given up."""
         self._is_over = True
-        tasks = [exchange.task for same in self._exchanges.values() for exchange in same if exchange.task is not None]
+        exchanges = [exchange for same in self._exchanges.values() for exchange in same]
+        tasks = [exchange.task for exchange in exchanges if exchange.task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for exchange in exchanges:
+            if not exchange.reply.done():  # its task was cancelled before it began
+                exchange.reply.set_exception(over())
         self._in_call.close()
 
     @property
@@ -323,7 +330,7 @@ class Session:
         """
         rows = list(self.conversation.rows())
         if self._recorder is not None:
-            await self._record_is_here()
+            await self.record_is_here()
             turns = ((one.digest, one.token_ids, one.log_probs) for row in rows for one in row.trained)
             await self._recorder.put_first(turns)
         limit_tok = self._loop.rollout_config.response_length

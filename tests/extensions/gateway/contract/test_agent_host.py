@@ -41,6 +41,41 @@ def ends_its_process(base_url, key, sample):
 
 def environment(base_url, key, sample):
     return dict(os.environ)
+
+def forks_and_ends_its_process(base_url, key, sample):
+    if os.fork():
+        os._exit(7)
+    time.sleep(1234)
+
+def stops(base_url, key, sample):
+    next(iter(()))
+
+def hides(base_url, key, sample):
+    class Hidden(Exception):
+        def __repr__(self):
+            raise ValueError
+    raise Hidden
+
+def odd(base_url, key, sample):
+    return {("a", "b"): 1}
+
+def long(base_url, key, sample):
+    return "x" * 2**26
+
+def numbers(base_url, key, sample):
+    import numpy
+    return {"reward": numpy.float32(0.5), "right": numpy.bool_(True)}
+
+def wrapped(base_url, key, sample):
+    async def later():
+        return 0.5
+    return later()
+
+async def leaves_a_task(base_url, key, sample):
+    async def exits():
+        sys.exit(3)
+    task = asyncio.create_task(exits())
+    await asyncio.sleep(30)
 """
 
 
@@ -93,18 +128,70 @@ def test_given_functions_then_they_run_side_by_side_and_each_has_its_own_result_
     assert "users_agents.py" in failed.cause.traceback
 
 
-def test_given_a_function_that_ends_its_process_then_its_siblings_fail_and_the_next_agent_has_a_new_one(agents: None):
+@pytest.mark.parametrize(
+    ("name", "code"), [("ends_its_process", 7), ("forks_and_ends_its_process", 7), ("leaves_a_task", -9)]
+)
+def test_given_a_function_that_ends_its_process_then_its_siblings_fail_and_the_next_agent_has_a_new_one(
+    agents: None, name: str, code: int
+) -> None:
     async def main() -> tuple[list[Any], Any]:
         host = AgentHost.of("functions")
-        both = [host.run(function("slow")), host.run(function("ends_its_process"))]
-        failed = await asyncio.gather(*both, return_exceptions=True)
+        both = [host.run(function("slow")), host.run(function(name))]
+        failed = await asyncio.wait_for(asyncio.gather(*both, return_exceptions=True), 20)
         result = await host.run(function("plain", x=1))
         await host.stop()
         return failed, result
 
     failed, result = asyncio.run(main())
-    assert all(isinstance(error, TrajectoryFailed) and "ended with 7" in str(error) for error in failed)
+    assert all(isinstance(error, TrajectoryFailed) and f"ended with {code};" in str(error) for error in failed)
     assert result["reward"] == 1
+
+
+def test_given_a_process_that_ends_late_then_agents_of_the_next_one_do_not_fail_with_it(agents: None) -> None:
+    """A function that has left its group with a copy of the pipe holds that open behind the process's end."""
+
+    async def main() -> list[Any]:
+        host = AgentHost.of("functions")
+        first = asyncio.create_task(host.run(function("slow")))
+        await asyncio.to_thread(until, lambda: host._process is not None)
+        old, blocked = host._process, asyncio.Event()
+        assert old is not None
+        wait = old._process.wait
+
+        async def waits() -> int:
+            code = await wait()
+            await blocked.wait()
+            return code
+
+        old._process.wait = waits  # type: ignore[method-assign]
+        old._process.kill()
+        await asyncio.to_thread(until, lambda: old.is_over)
+        second = asyncio.create_task(host.run(function("blocks")))
+        await asyncio.to_thread(until, lambda: host._process is not old)
+        blocked.set()
+        ended = await asyncio.gather(first, second, return_exceptions=True)
+        await host.stop()
+        return ended
+
+    first, second = asyncio.run(asyncio.wait_for(main(), 20))
+    assert isinstance(first, TrajectoryFailed) and second == 1.0
+
+
+def test_given_what_a_function_may_return_or_raise_then_its_end_is_told_at_once(agents: None) -> None:
+    names = ("stops", "hides", "odd", "long", "numbers", "wrapped")
+    stopped, hidden, odd, long, numbers, wrapped = hosted(*map(function, names))
+    for error, text in ((stopped, "StopIteration"), (hidden, "Hidden"), (odd, "keys must be"), (long, "bytes, more")):
+        assert isinstance(error, TrajectoryFailed) and error.reason == "agent_failed" and text in error.cause.summary
+    assert numbers == {"reward": 0.5, "right": True} and wrapped == 0.5
+
+
+def test_given_a_worker_that_dies_while_it_writes_then_its_process_of_agents_ends() -> None:
+    program = [sys.executable, "-m", f"{agent_host.__package__}.agent_program"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as host:
+        assert host.stdin is not None
+        host.stdin.write(b'{"start": 1, "agent": "users_ag')
+        host.stdin.close()
+        assert host.wait(timeout=20) == -signal.SIGKILL
 
 
 def test_given_secrets_of_the_worker_then_no_agent_sees_them(agents: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,13 +266,18 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("victim", ["worker", "host"])
-def test_given_a_worker_or_its_process_of_agents_that_is_killed_then_no_command_is_left(victim: str) -> None:
+def test_given_a_worker_or_its_process_of_agents_that_is_killed_then_no_command_is_left(
+    victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     worker = psutil.Popen([sys.executable, "-c", WORKER], stderr=subprocess.DEVNULL)
     until(lambda: running() == 2)
     [host] = worker.children()
     (worker if victim == "worker" else host).send_signal(signal.SIGKILL)
     until(lambda: running() == 0)
     worker.wait(timeout=20)
+    if victim == "worker":
+        until(lambda: not any(tmp_path.iterdir()))
 
 
 def test_what_is_passed_on_is_a_list_of_names() -> None:

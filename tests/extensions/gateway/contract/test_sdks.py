@@ -246,12 +246,14 @@ REFUSED: dict[str, dict[str, Any]] = {
     "presence_penalty": {"presence_penalty": 0.5},
     "logit_bias": {"logit_bias": {"5": 1}},
     "response_format": {"response_format": {"type": "json_object"}},
+    "guided_choice": {"extra_body": {"guided_choice": ["yes", "no"]}},
     "n must be 1": {"n": 2},
     "tool_choice": {"tools": [ADD], "tool_choice": "required"},
     "image_url": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
     "cannot be begun": {"messages": [*QUESTION, {"role": "assistant", "content": "It is"}]},
     "positive number": {"max_tokens": 0},
-    "not understood": {"messages": [{"content": "no role"}]},
+    "tool is not understood": {"tools": [{"type": "function", "function": {"description": "has no name"}}]},
+    "request is not understood": {"messages": [{"content": "no role"}]},
 }
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.core.outcome import KnownPlaces
+from recipe.async_dapo.core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.extensions.gateway import black_box
-from recipe.async_dapo.extensions.gateway.messages import Request
+from recipe.async_dapo.extensions.gateway.messages import Refused, Request
 from recipe.async_dapo.extensions.gateway.session import Session
 
 from ....support.rollout_world import reread
@@ -118,6 +118,35 @@ async def test_given_many_sessions_then_all_are_kept_whatever_the_limit_of_kept_
         await asyncio.sleep(1)
     assert len(life.boxes) == 4
     await life.end()
+
+
+async def test_given_an_agent_that_fails_between_two_rounds_then_its_session_is_counted_in_the_next() -> None:
+    async def late(session: Session, sample: dict[str, Any]) -> None:
+        await ask(session, [*QUESTION])
+        await asyncio.sleep(5)
+        raise TrajectoryFailed("agent_failed", Cause("late"))
+
+    group, life = new_group(1), Life(late, n=1)
+    assert await life.round(group, 2.0) is None
+    await asyncio.sleep(30)
+    assert not life.counted
+    outcome = await life.round(group)
+    assert outcome is not None and outcome.reason == "agent_failed"
+    assert life.counted["gateway/failed_sessions"] == life.counted["gateway/requests"] == 1
+    await life.end()
+
+
+async def test_given_a_session_that_closes_as_a_request_comes_in_then_its_client_is_told() -> None:
+    async def closed(session: Session, sample: dict[str, Any]) -> float:
+        await ask(session, [*QUESTION])
+        late = asyncio.create_task(session.ask(Request(messages=[turn("late")])))
+        await asyncio.sleep(0)  # it has come in, and its turn has not begun
+        await session.close()
+        with pytest.raises(Refused, match="the session is over"):
+            await late
+        return 1.0
+
+    await finished(Life(closed, n=1), new_group(1))
 
 
 async def test_given_discard_then_agents_end_with_the_round() -> None:

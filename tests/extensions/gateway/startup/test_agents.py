@@ -21,6 +21,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"agent": "a:b", "timeout": 3}, "timeout=3: unknown option; known: agent"),
     "choice": ({"agent": "a:b", "on_failure": "zero"}, "on_failure=zero: must be one of drop_group, score_zero"),
     "limit": ({"agent": "a:b", "silence_s": 0}, "silence_s=0: must be a positive number"),
+    "patterns that are no list": ({"agent": "a:b", "ignored": "time"}, "must be a list of regular expressions"),
+    "a variable that is no text": ({"command": ["c"], "environment": {"THREADS": 4}}, "environment=THREADS: names and"),
+    "no variables": ({"command": ["c"], "environment": ["A=b"]}, "environment=list: must have"),
+    "a function's variables": ({"agent": "a:b", "environment": {"A": "secret"}}, "environment=A: only a command has"),
     "pattern": ({"agent": "a:b", "ignored": ["("]}, "must be a regular expression"),
 }
 

@@ -7,6 +7,7 @@ an agent of a test is a coroutine function, and asks the session itself, or the 
 import asyncio
 import random
 from array import array
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Any
@@ -158,6 +159,7 @@ class Life:
         self.kept = KeptLoops(most=most)
         self.boxes: list[Any] = []
         self.diverged_tok = 0
+        self.counted: defaultdict[str, float] = defaultdict(float)  # by the loops
         self.events: list[GroupEvent] = []
 
     def _make(self) -> Box:
@@ -210,7 +212,10 @@ class Life:
             running.running.interrupt()
             await self.balancer.stop.remote()
         outcome = await task
-        self.diverged_tok += running.take_report().counts.diverged_tok
+        counts = running.take_report().counts
+        self.diverged_tok += counts.diverged_tok
+        for name, count in counts.of_loops.items():
+            self.counted[name] += count
         self.server.global_steps += 1
         return outcome
 
