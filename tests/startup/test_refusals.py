@@ -245,6 +245,10 @@ def test_what_is_in_no_table_is_refused_too(run, line):
     assert [error for error in errors if re.match(beginning, error, re.DOTALL)], errors
 
 
+def test_a_format_of_weights_that_a_plugin_of_vllm_may_register_passes(run):
+    assert not of_options(run("actor_rollout_ref.rollout.load_format=my_store"))
+
+
 @pytest.mark.parametrize(("what", "how", "by"), [row[1:] for row in SUPPORT if row[2] != BY_HAND], ids=str)
 def test_a_row_of_what_is_supported_says_what_its_test_or_a_check_says(run, what, how, by):
     assert of_options(run(*by.split())) if how == REFUSED else (ROOT / "tests" / by).is_file(), what
