@@ -18,7 +18,7 @@ from .config.values import ConfigError
 from .record.checkpoint_folder import checkpoint_folders, run_of
 from .runtime.garbage import collect_cycles_rarely
 from .runtime.interruption import interruptible, noted_step
-from .runtime.launch import note_launch
+from .runtime.launch import note_launch, without_secrets
 from .runtime.logs import last_line, log_phase, note_start, show_logs
 from .runtime.verl_version import check_versions
 from .startup.overrides import explained_overrides, show_usage
@@ -96,7 +96,7 @@ def _number_of(error: BaseException) -> int | None:
 
 def how_to_go_on(config: DictConfig) -> str:
     """What is saved, and the command that goes on from there."""
-    trainer, command = config.trainer, shlex.join(sys.orig_argv)
+    trainer, command = config.trainer, shlex.join(without_secrets(sys.orig_argv))
     root = Path(trainer.default_local_dir).expanduser()
     saved = next((folder for folder in checkpoint_folders(root) if run_of(folder) is not None), None)
     if saved is None:
