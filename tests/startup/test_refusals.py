@@ -39,6 +39,7 @@ from ..support.refusals import AFTER_RULES, assert_refused, in_full
 EXAMPLES = """
 trainer.val_only=True trainer.val_before_train=False -> trainer.val_before_train=True
 rollout.val_kwargs.n=4 -> rollout.val_kwargs.n=1
+rollout.val_kwargs.do_sample=True -> rollout.val_kwargs.do_sample=False
 rollout.val_kwargs.temperature=1 -> rollout.val_kwargs.do_sample=True
 trainer.critic_warmup=5 -> trainer.critic_warmup=0
 gae trainer.max_critic_ckpt_to_keep=1 -> trainer.max_actor_ckpt_to_keep=1

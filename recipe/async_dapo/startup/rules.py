@@ -306,12 +306,15 @@ _PACKAGE = f"vLLM needs a package for it; run: pip install {SUFFIX_PACKAGE}"
 RULES: tuple[Rule, ...] = (
     Rule("trainer.val_only", lambda it: it.trainer.val_only and not it.trainer.val_before_train,
          "is ignored without trainer.val_before_train=True"),
-    Rule(_VALIDATION + "temperature",
-         lambda it: it.validation.temperature == 0 and (it.validation.n > 1 or it.validation.do_sample),
-         "gives the same answer {it.validation.n} times, do_sample={it.validation.do_sample} is ignored; set a "
-         "temperature > 0, or n=1 and do_sample=False"),
+    Rule(_VALIDATION + "temperature", lambda it: it.validation.temperature == 0 and it.validation.n > 1,
+         f"gives the same answer {{it.validation.n}} times; set {_VALIDATION}n=1, or a temperature > 0 and "
+         f"{_VALIDATION}do_sample=True"),
+    Rule(_VALIDATION + "do_sample", lambda it: it.validation.temperature == 0 and it.validation.do_sample,
+         f"is ignored: verl's V1 trainer samples as {_VALIDATION}temperature says, and 0 is greedy; set False, or a "
+         "temperature > 0"),
     Rule(_VALIDATION + "do_sample", lambda it: it.validation.temperature > 0 and not it.validation.do_sample,
-         "is ignored, temperature={it.validation.temperature} samples; set that to 0, or do_sample=True"),
+         f"is ignored: verl's V1 trainer samples as {_VALIDATION}temperature={{it.validation.temperature}} says; set "
+         "True, or that temperature to 0 for greedy answers"),
     Rule("trainer.critic_warmup", lambda it: it.trainer.critic_warmup > 0 and not it.has["critic"],
          "there is no critic, and the actor would not train; set 0"),
     Rule("trainer.max_critic_ckpt_to_keep",
