@@ -59,6 +59,9 @@ ref trainer.n_gpus_per_node=4 ref.fsdp_config.fsdp_size=0 -> ref.fsdp_config.fsd
 gae ranks critic.fsdp.fsdp_size=5 -> critic.fsdp.fsdp_size=-1
 ranks actor.strategy=fsdp actor.fsdp_config.fsdp_size=1 -> actor.strategy=fsdp2
 gae ranks critic.strategy=fsdp critic.fsdp.fsdp_size=1 -> critic.fsdp.fsdp_size=2
+actor.fsdp_config.dtype=float16 -> ++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp16}
+ref ref.fsdp_config.dtype=float32 -> ref.fsdp_config.dtype=bfloat16
+gae critic.fsdp.dtype=float16 -> critic.fsdp.dtype=bfloat16
 megatron actor.megatron.expert_model_parallel_size=3 -> actor.megatron.expert_model_parallel_size=1
 megatron ref ref.megatron.expert_model_parallel_size=3 -> ref.megatron.expert_model_parallel_size=1
 megatron gae critic.strategy=megatron critic.megatron.tensor_model_parallel_size=2 critic.experts=2 -> critic.experts=1

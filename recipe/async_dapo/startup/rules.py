@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
 from verl.workers.config import CriticConfig
 
 from ..config.extensions import declared
@@ -271,6 +272,14 @@ def _shares_no_gradients(it: Run, model: str) -> bool:
     return it.model_engine == "dp" and it.has[model] and is_alone and _strategy_of(it, model) == "fsdp"
 
 
+def _computes_otherwise(it: Run, model: str) -> bool:
+    """FSDP reads the type of its computations elsewhere; one that says the same there is in nobody's way."""
+    node = _MODELS[model] + _FSDP_NODES[model][-1]
+    named, real = it.get(node + "dtype"), it.get(node + "mixed_precision.param_dtype") or BFLOAT_LIST[0]
+    same = next((kinds for kinds in (HALF_LIST, FLOAT_LIST, BFLOAT_LIST) if real in kinds), [])
+    return it.model_engine == "dp" and it.builds[model] and named not in (None, *BFLOAT_LIST, *same)
+
+
 def _spreads_no_experts(it: Run, model: str) -> bool:
     """Megatron's groups of experts: ranks of a pipeline stage are shared out anew."""
 
@@ -345,6 +354,10 @@ RULES: tuple[Rule, ...] = (
            f"with {_MODELS[model]}strategy=fsdp torch would share no gradients between the {{it.training_gpus}} GPUs, "
            f"and each would train a model of its own; set -1, or {_MODELS[model]}strategy=fsdp2")
       for model in ("actor", "critic")),
+    *(Rule(f"{_MODELS[model]}{nodes[-1]}dtype", partial(_computes_otherwise, model=model),
+           f"is ignored by FSDP, which computes in bf16, or as {_MODELS[model]}{nodes[-1]}mixed_precision says; leave "
+           f"it out, or add +{_MODELS[model]}{nodes[-1]}mixed_precision.param_dtype with this value")
+      for model, nodes in _FSDP_NODES.items()),
     *(Rule(key + "megatron.expert_model_parallel_size", partial(_spreads_no_experts, model=model),
            "times the pipeline's size, and the tensor parallel size of experts, does not divide the {it.training_gpus} "
            "training GPUs; change one of these")
