@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import hydra
@@ -81,7 +81,8 @@ def told_how_to_go_on(config: DictConfig) -> Iterator[None]:
                 raise
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one changes nothing
             step = noted_step()
-            end_ray()
+            with suppress(KeyboardInterrupt):  # a second Ctrl-C does not wait for Ray's end
+                end_ray()
             place = "before the first step" if step is None else f"in step {step}"
             sys.stderr.write(f"\nasync_dapo: interrupted {place}; {how_to_go_on(config)}\n")
             sys.exit(128 + number)
