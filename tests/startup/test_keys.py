@@ -116,7 +116,8 @@ def test_code_of_the_users_may_have_options_of_its_own_but_no_misspelt_ones(run,
     [error] = told(run, f"data.custom_cls.path={own}", "+data.prompt_keys=a", "+mine.depth=2")
     assert error == "data.prompt_keys=a: nothing reads it; did you mean data.prompt_key?"
     manager = ("reward.reward_manager.source=importlib", f"reward.reward_manager.module.path={own}")
-    assert not told(run, *manager, "+reward.judges=3") and told(run, manager[1], "+reward.judges=3")
+    for option in ("+reward.judges=3", "+reward.reward_kwargs.judges=3"):
+        assert not told(run, *manager, option) and told(run, manager[1], option)
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,7 @@ class _OwnCode:
         for node, option, acts in (
             ("data", "data.custom_cls.path", True),
             ("reward", "reward.reward_manager.module.path", _is_imported(config)),
+            ("reward.reward_kwargs", "reward.reward_manager.module.path", _is_imported(config)),
             ("data", f"{_ROLLOUT}.agent.agent_loop_config_path", True),
             ("trainer", "trainer.checkpoint_callback_class", True),
             ("algorithm", "actor_rollout_ref.model.external_lib", True),  # which may register estimators of advantages
