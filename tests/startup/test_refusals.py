@@ -214,8 +214,8 @@ megatron actor.megatron.tensor_model_parallel_size=3 -> verl=validate_config: .*
 ++rollout.temprature=0.7 -> : nothing reads it; did you mean actor_rollout_ref.rollout.temperature\\?
 async_dapo.max_tokens_per_round=16 async_dapo.max_staleness=0 -> : async_dapo.rollout_strategy=partial with .*=0 cannot
 custom_reward_function.path=a.py -> : nothing reads it; set reward.custom_reward_function.path
-trainer.resume_mode=resume_path -> trainer.resume_from_path=None: is a checkpoint folder with
-separate rollout.nnodes=0 -> .*rollout.nnodes=0: are the nodes of engines with
+trainer.resume_mode=resume_path -> trainer.resume_from_path=None: is read with
+separate rollout.nnodes=0 -> .*rollout.nnodes=0: counts the nodes that engines
 reward.reward_model.enable_resource_pool=True -> : must equal reward.reward_model.enable=False
 vllm.max-num-seqs=2000 -> : would take the place of actor_rollout_ref.rollout.max_num_seqs=
 vllm.tensor_parallel_size=2 -> : would take the place of actor_rollout_ref.rollout.tensor_model_parallel_size=1

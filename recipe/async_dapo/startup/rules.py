@@ -332,7 +332,8 @@ RULES: tuple[Rule, ...] = (
          "is ignored: trainer.max_actor_ckpt_to_keep keeps checkpoints whole; leave it out"),
     Rule("trainer.resume_from_path",
          lambda it: bool(it.trainer.resume_from_path) is not (it.trainer.resume_mode == "resume_path"),
-         "is a checkpoint folder with trainer.resume_mode=resume_path, else ignored; it is {it.trainer.resume_mode}"),
+         "is read with trainer.resume_mode=resume_path alone, and needed there, but that is {it.trainer.resume_mode}; "
+         "set both, or neither"),
     Rule("trainer.logger", lambda it: it.missing_packages,
          "needs {it.missing_packages}, which is not installed; install or drop it"),
     *(Rule(f"{_MODELS[model]}checkpoint.{contents}", partial(_lacks_parts, model=model, contents=contents),
@@ -465,8 +466,8 @@ RULES: tuple[Rule, ...] = (
          f"wait behind generation; lower it, or raise {_ROLLOUT}max_num_seqs"),
 
     Rule(_ROLLOUT + "nnodes", lambda it: it.options.is_separate is not bool(it.rollout.nnodes),
-         "are the nodes of engines with async_dapo.placement=separate (>= 1), and 0 with colocated; it is "
-         "{it.options.placement}"),
+         "counts the nodes that engines have to themselves, and async_dapo.placement is {it.options.placement}; set 1 "
+         "or more with separate, 0 with colocated"),
     *(Rule(_ROLLOUT + "tensor_model_parallel_size",
            partial(lambda it, own: it.options.is_separate is own and it.engine_gpus % it.gpus_per_engine, own=own),
            "engines of {it.gpus_per_engine} GPUs do not divide the {it.engine_gpus} of "
