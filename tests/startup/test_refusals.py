@@ -149,6 +149,8 @@ vllm.kv-cache-dtype=fp8 host_kv -> async_dapo.rollout_strategy=partial async_dap
 vllm.kv_cache_dtype=fp8 vllm.calculate_kv_scales=True -> vllm.calculate_kv_scales=False
 vllm.moe_backend=flashinfer_trtllm -> vllm.moe_backend=triton
 vllm.worker_extension_cls=mine.Extension -> vllm.worker_extension_cls=null
+vllm.enable_expert_parallel=True -> vllm.enable_expert_parallel=False
+vllm.hf_overrides={a:1} rollout.quantization=fp8 -> vllm.hf_overrides=null
 reward_model reward.reward_model.enable_resource_pool=False -> reward.reward_model.enable_resource_pool=True
 reward_model reward.reward_model.rollout.free_cache_engine=True -> reward.reward_model.rollout.free_cache_engine=False
 reward_model reward.custom_reward_function.path=null -> reward.custom_reward_function.path=a.py

@@ -581,6 +581,13 @@ RULES: tuple[Rule, ...] = (
          "lays experts out anew, and no weight update could be loaded; use triton"),
     Rule(_VLLM + "worker_extension_cls", lambda it: it.vllm.get("worker_extension_cls"),
          "is the recipe's own: it brings the weights; leave it out"),
+    Rule(_VLLM + "enable_expert_parallel",
+         lambda it: it.vllm.get("enable_expert_parallel") not in (None, (it.rollout.expert_parallel_size or 1) > 1),
+         f"is ignored: verl sets it where {_ROLLOUT}expert_parallel_size, now {{it.rollout.expert_parallel_size}}, is "
+         "above 1; set that, and leave this out"),
+    Rule(_VLLM + "hf_overrides",
+         lambda it: it.vllm.get("hf_overrides") and (it.rollout.quantization or it.get(_ROLLOUT + "qat.enable")),
+         "takes the place of those that verl makes for engines that quantize; leave them out, or the quantization"),
 
     Rule("reward.reward_model.enable_resource_pool",
          lambda it: it.reward_model.enable is not it.reward_model.enable_resource_pool,
