@@ -285,9 +285,10 @@ def test_experts_on_blackwell_keep_the_layout_that_weights_are_loaded_into(monke
     server = start_server(monkeypatch, ScriptedEngine(LENGTH_TOK))
     text = SimpleNamespace(num_experts=experts)
     server.model_config.hf_config = SimpleNamespace(get_text_config=lambda: text)
-    arguments: dict[str, Any] = {}
-    server._preprocess_engine_kwargs(arguments)
-    assert arguments == ({"moe_backend": "triton"} if packs else {})
+    for named in ({}, {"moe_backend": "auto"}):
+        arguments: dict[str, Any] = dict(named)
+        server._preprocess_engine_kwargs(arguments)
+        assert arguments == ({"moe_backend": "triton"} if packs else named)
 
 
 def test_the_first_engine_says_in_a_line_what_it_is() -> None:

@@ -185,8 +185,8 @@ class AsyncDAPOServer(vLLMHttpServer):
             ranks = self.config.tensor_model_parallel_size * self.config.pipeline_model_parallel_size
             engine_kwargs["kv_transfer_config"] = transfer_config(gib, ranks)
             engine_kwargs["async_scheduling"] = False  # see `host_kv`
-        if packs_experts(self.model_config.hf_config):
-            engine_kwargs.setdefault("moe_backend", "triton")
+        if packs_experts(self.model_config.hf_config) and engine_kwargs.get("moe_backend", "auto") == "auto":
+            engine_kwargs["moe_backend"] = "triton"
         drafts = SpeculativeConfig.of(engine_kwargs)
         if drafts is None:
             return
