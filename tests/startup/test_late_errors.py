@@ -200,7 +200,8 @@ def test_loggers_files_are_looked_at_where_the_environment_puts_them(run, tmp_pa
 
 @pytest.mark.parametrize("name", ["nowhere.Recorder", "Recorder"])
 def test_given_a_recorder_that_is_not_found_when_checked_then_it_is_named(run, name):
-    assert refusal(run, f"async_dapo.recorder={name}").startswith(f"async_dapo.recorder={name}: no such module; name a")
+    for key in ("async_dapo.recorder", "trainer.checkpoint_callback_class"):
+        assert refusal(run, f"{key}={name}").startswith(f"{key}={name}: no such module; name a")
 
 
 def test_values_that_are_no_names_are_left_to_their_own_checks(run):
