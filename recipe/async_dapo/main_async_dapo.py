@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import hydra
@@ -18,7 +18,7 @@ from .config.values import ConfigError
 from .record.checkpoint_folder import checkpoint_folders, run_of
 from .runtime.garbage import collect_cycles_rarely
 from .runtime.interruption import interruptible, noted_step
-from .runtime.launch import note_launch
+from .runtime.launch import note_launch, without_secrets
 from .runtime.logs import last_line, log_phase, note_start, show_logs
 from .runtime.verl_version import check_versions
 from .startup.overrides import explained_overrides, show_usage
@@ -81,7 +81,8 @@ def told_how_to_go_on(config: DictConfig) -> Iterator[None]:
                 raise
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one changes nothing
             step = noted_step()
-            end_ray()
+            with suppress(KeyboardInterrupt):  # a second Ctrl-C does not wait for Ray's end
+                end_ray()
             place = "before the first step" if step is None else f"in step {step}"
             sys.stderr.write(f"\nasync_dapo: interrupted {place}; {how_to_go_on(config)}\n")
             sys.exit(128 + number)
@@ -96,7 +97,7 @@ def _number_of(error: BaseException) -> int | None:
 
 def how_to_go_on(config: DictConfig) -> str:
     """What is saved, and the command that goes on from there."""
-    trainer, command = config.trainer, shlex.join(sys.orig_argv)
+    trainer, command = config.trainer, shlex.join(without_secrets(sys.orig_argv))
     root = Path(trainer.default_local_dir).expanduser()
     saved = next((folder for folder in checkpoint_folders(root) if run_of(folder) is not None), None)
     if saved is None:

@@ -13,7 +13,7 @@ from ray.exceptions import RayTaskError
 
 from recipe.async_dapo import main_async_dapo
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.main_async_dapo import explained, told_how_to_go_on
+from recipe.async_dapo.main_async_dapo import explained, how_to_go_on, told_how_to_go_on
 from recipe.async_dapo.record.checkpoint_folder import saving
 from recipe.async_dapo_lab import train
 from recipe.async_dapo_lab.rehearsal import run as rehearsal
@@ -158,6 +158,20 @@ def test_given_an_interrupted_run_when_it_ends_then_the_last_lines_say_how_to_go
     assert line == f"async_dapo: interrupted before the first step; {what}"
     assert command.startswith("To go on from there: " if saved else "To begin anew: ")
     assert shlex.join(sys.orig_argv) in command and ("trainer.resume_mode=auto" in command) == (saved is not None)
+
+
+def test_given_secrets_in_overrides_when_a_run_is_interrupted_then_the_command_hides_them(monkeypatch, tmp_path):
+    environment = "+ray_kwargs.ray_init.runtime_env"
+    secrets = [
+        f"{environment}.env_vars.WANDB_API_KEY=x7",
+        f"{environment}={{env_vars: {{A: x7}}}}",
+        "+reward.custom_reward_function.reward_kwargs.judge_api_key=x7",
+    ]
+    plain = ["data.prompt_key=question", "data.train_files=/secret/train.parquet"]
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "module", *plain, *secrets])
+    trainer = {"default_local_dir": str(tmp_path), "save_freq": 2, "resume_mode": "auto"}
+    told = how_to_go_on(OmegaConf.create({"trainer": trainer}))
+    assert "x7" not in told and told.count("=<hidden>") == len(secrets) and all(option in told for option in plain)
 
 
 def test_given_the_lab_when_a_run_is_interrupted_then_it_leaves_a_report(tmp_path, monkeypatch):

@@ -70,6 +70,7 @@ data.apply_chat_template_kwargs.enable_thinking=False
 ray_kwargs.ray_init.num_gpus=2
 ray_kwargs.ray_init._temp_dir=x
 ray_kwargs.ray_init.runtime_env.env_vars.A=b
+ray_kwargs.ray_init.runtime_env.nsight=default
 trainer.rl_insight.url=x
 transfer_queue.controller.polling_mode=True
 """.strip().splitlines()
@@ -115,7 +116,22 @@ def test_code_of_the_users_may_have_options_of_its_own_but_no_misspelt_ones(run,
     [error] = told(run, f"data.custom_cls.path={own}", "+data.prompt_keys=a", "+mine.depth=2")
     assert error == "data.prompt_keys=a: nothing reads it; did you mean data.prompt_key?"
     manager = ("reward.reward_manager.source=importlib", f"reward.reward_manager.module.path={own}")
-    assert not told(run, *manager, "+reward.judges=3") and told(run, manager[1], "+reward.judges=3")
+    for option in ("+reward.judges=3", "+reward.reward_kwargs.judges=3"):
+        assert not told(run, *manager, option) and told(run, manager[1], option)
+
+
+@pytest.mark.parametrize(
+    ("code", "option"),
+    [
+        (f"{ROLLOUT}.agent.agent_loop_config_path=loops.yaml", "data.max_hops=3"),
+        ("trainer.checkpoint_callback_class=mine.Upload", "trainer.bucket=s3"),
+        ("actor_rollout_ref.model.external_lib=json", "algorithm.my_gain=2"),  # any module; it registers an estimator
+    ],
+)
+def test_code_of_the_users_may_have_options_in_the_node_that_verl_hands_it(run, code, option):
+    assert told(run, f"+{option}") and not told(run, code, f"+{option}")
+    config = run(code, f"+{option}")
+    assert not [one for one in before_data(config) if one.error is not None and option.split("=")[0] in str(one.error)]
 
 
 def test_nodes_of_a_tool_around_the_recipe_are_known():
@@ -192,6 +208,10 @@ def written(value: object) -> str:
     if isinstance(value, str):
         return "'" + value.replace("'", "\\'") + "'"
     return "null" if value is None else str(value)
+
+
+def before_data(config: DictConfig):
+    return takewhile(lambda found: found.name != "environment", findings(config))
 
 
 def before_verls_own(config: DictConfig):

@@ -98,6 +98,18 @@ def test_what_is_in_a_module_that_ray_ships_is_found_where_it_is(run, tmp_path, 
     assert sys.path == before
 
 
+def test_a_loop_that_an_external_library_registers_is_known(run, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lib_with_a_loop.py").write_text(
+        "from verl.experimental.agent_loop.agent_loop import register\n"
+        "from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop\n"
+        "register('of_a_library')(SingleTurnAgentLoop)\n"
+    )
+    named = f"{ROLLOUT}agent.default_agent_loop=of_a_library"
+    assert refusal(run, named).startswith(f"{named}: must be one of ")
+    check_agent_loop(run(named, "actor_rollout_ref.model.external_lib=lib_with_a_loop"))
+
+
 def test_a_function_and_a_native_tool_of_one_name_are_refused(run, tmp_path, monkeypatch):
     """verl finds this in its workers, when engines are up."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -188,7 +200,8 @@ def test_loggers_files_are_looked_at_where_the_environment_puts_them(run, tmp_pa
 
 @pytest.mark.parametrize("name", ["nowhere.Recorder", "Recorder"])
 def test_given_a_recorder_that_is_not_found_when_checked_then_it_is_named(run, name):
-    assert refusal(run, f"async_dapo.recorder={name}").startswith(f"async_dapo.recorder={name}: no such module; name a")
+    for key in ("async_dapo.recorder", "trainer.checkpoint_callback_class"):
+        assert refusal(run, f"{key}={name}").startswith(f"{key}={name}: no such module; name a")
 
 
 def test_values_that_are_no_names_are_left_to_their_own_checks(run):

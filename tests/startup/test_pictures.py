@@ -67,6 +67,7 @@ def test_given_adapters_of_a_vision_tower_when_checked_then_they_are_refused(run
     key = "actor_rollout_ref.model.exclude_modules"
     assert refusal(run, *named).startswith(f"{key}=None: adapters of qwen2_5_vl's vision tower would be trained, and")
     check_all(run(*named, f"{key}='.*visual.*'"))
+    check_all(run(*named, "actor_rollout_ref.model.target_modules='.*language_model.*q_proj'"))
 
 
 def test_given_prompts_without_pictures_when_checked_then_only_a_class_that_needs_them_refuses(run, families, tmp_path):

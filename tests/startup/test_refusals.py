@@ -39,6 +39,7 @@ from ..support.refusals import AFTER_RULES, assert_refused, in_full
 EXAMPLES = """
 trainer.val_only=True trainer.val_before_train=False -> trainer.val_before_train=True
 rollout.val_kwargs.n=4 -> rollout.val_kwargs.n=1
+rollout.val_kwargs.do_sample=True -> rollout.val_kwargs.do_sample=False
 rollout.val_kwargs.temperature=1 -> rollout.val_kwargs.do_sample=True
 trainer.critic_warmup=5 -> trainer.critic_warmup=0
 gae trainer.max_critic_ckpt_to_keep=1 -> trainer.max_actor_ckpt_to_keep=1
@@ -58,6 +59,9 @@ ref trainer.n_gpus_per_node=4 ref.fsdp_config.fsdp_size=0 -> ref.fsdp_config.fsd
 gae ranks critic.fsdp.fsdp_size=5 -> critic.fsdp.fsdp_size=-1
 ranks actor.strategy=fsdp actor.fsdp_config.fsdp_size=1 -> actor.strategy=fsdp2
 gae ranks critic.strategy=fsdp critic.fsdp.fsdp_size=1 -> critic.fsdp.fsdp_size=2
+actor.fsdp_config.dtype=float16 -> ++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp16}
+ref ref.fsdp_config.dtype=float32 -> ref.fsdp_config.dtype=bfloat16
+gae critic.fsdp.dtype=float16 -> critic.fsdp.dtype=bfloat16
 megatron actor.megatron.expert_model_parallel_size=3 -> actor.megatron.expert_model_parallel_size=1
 megatron ref ref.megatron.expert_model_parallel_size=3 -> ref.megatron.expert_model_parallel_size=1
 megatron gae critic.strategy=megatron critic.megatron.tensor_model_parallel_size=2 critic.experts=2 -> critic.experts=1
@@ -145,6 +149,8 @@ vllm.kv-cache-dtype=fp8 host_kv -> async_dapo.rollout_strategy=partial async_dap
 vllm.kv_cache_dtype=fp8 vllm.calculate_kv_scales=True -> vllm.calculate_kv_scales=False
 vllm.moe_backend=flashinfer_trtllm -> vllm.moe_backend=triton
 vllm.worker_extension_cls=mine.Extension -> vllm.worker_extension_cls=null
+vllm.enable_expert_parallel=True -> vllm.enable_expert_parallel=False
+vllm.hf_overrides={a:1} rollout.quantization=fp8 -> vllm.hf_overrides=null
 reward_model reward.reward_model.enable_resource_pool=False -> reward.reward_model.enable_resource_pool=True
 reward_model reward.reward_model.rollout.free_cache_engine=True -> reward.reward_model.rollout.free_cache_engine=False
 reward_model reward.custom_reward_function.path=null -> reward.custom_reward_function.path=a.py
@@ -210,8 +216,8 @@ megatron actor.megatron.tensor_model_parallel_size=3 -> verl=validate_config: .*
 ++rollout.temprature=0.7 -> : nothing reads it; did you mean actor_rollout_ref.rollout.temperature\\?
 async_dapo.max_tokens_per_round=16 async_dapo.max_staleness=0 -> : async_dapo.rollout_strategy=partial with .*=0 cannot
 custom_reward_function.path=a.py -> : nothing reads it; set reward.custom_reward_function.path
-trainer.resume_mode=resume_path -> trainer.resume_from_path=None: is a checkpoint folder with
-separate rollout.nnodes=0 -> .*rollout.nnodes=0: are the nodes of engines with
+trainer.resume_mode=resume_path -> trainer.resume_from_path=None: is read with
+separate rollout.nnodes=0 -> .*rollout.nnodes=0: counts the nodes that engines
 reward.reward_model.enable_resource_pool=True -> : must equal reward.reward_model.enable=False
 vllm.max-num-seqs=2000 -> : would take the place of actor_rollout_ref.rollout.max_num_seqs=
 vllm.tensor_parallel_size=2 -> : would take the place of actor_rollout_ref.rollout.tensor_model_parallel_size=1
@@ -243,6 +249,10 @@ def test_what_is_in_no_table_is_refused_too(run, line):
     beginning = re.escape(overrides[0].lstrip("+")) + said if said.startswith(":") else said
     errors = of_options(run(*overrides))
     assert [error for error in errors if re.match(beginning, error, re.DOTALL)], errors
+
+
+def test_a_format_of_weights_that_a_plugin_of_vllm_may_register_passes(run):
+    assert not of_options(run("actor_rollout_ref.rollout.load_format=my_store"))
 
 
 @pytest.mark.parametrize(("what", "how", "by"), [row[1:] for row in SUPPORT if row[2] != BY_HAND], ids=str)

@@ -150,6 +150,21 @@ def test_given_verls_own_reward_functions_when_a_data_source_has_none_then_it_is
     assert refused.startswith("data_source=riddles: scoring an empty answer failed: NotImplementedError")
 
 
+def test_given_agent_loops_of_the_users_when_verl_has_no_function_then_they_may_score_themselves(run, tmp_path):
+    train = write_parquet(tmp_path / "train.parquet", rows(16, source="riddles"))
+    (loops := tmp_path / "loops.yaml").write_text(
+        "- name: mine\n  _target_: verl.experimental.agent_loop.single_turn_agent_loop.SingleTurnAgentLoop\n"
+    )
+    config = run(
+        f"data.train_files={train}",
+        f"data.val_files={train}",
+        "reward.custom_reward_function.path=null",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={loops}",
+    )
+    [found] = [one for one in findings(config) if one.name == "reward function"]
+    assert found.error is None and "riddles: scoring an empty answer failed: NotImplementedError" in found.note
+
+
 HIDES_ERRORS = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     try:

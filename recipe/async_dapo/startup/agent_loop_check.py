@@ -39,6 +39,7 @@ def check_agent_loop(config: DictConfig) -> str:
     named = _named_loops(agent.agent_loop_config_path)
     if set(used) == {PLAIN_LOOP} and not (named or tools.tool_config_path or tools.function_tool_path):
         return PLAIN_LOOP  # verl's agent loops take seconds to import
+    _import_external(config)
     warnings: list[str] = []
     for name, key in used.items():
         check_name(config, key, name)
@@ -56,6 +57,17 @@ def check_agent_loop(config: DictConfig) -> str:
     if warnings:
         return WARNING + "; ".join(warnings)
     return ", ".join(sorted(used)) + (f"; tools {', '.join(loaded)}" if loaded else "")
+
+
+def _import_external(config: DictConfig) -> None:
+    """As verl's workers do before they look up loops and tool parsers: libraries may register some. One that cannot be
+    imported is told by the check of the model.
+    """
+    from verl.utils.import_utils import import_external_libs
+
+    named = OmegaConf.select(config, "actor_rollout_ref.model.external_lib")
+    with suppress(Exception), contained():
+        import_external_libs([name for name in listed(named) if name is not None])
 
 
 def check_name(config: DictConfig, key: str, name: str) -> None:

@@ -8,11 +8,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
+from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -48,6 +49,7 @@ UNSUPPORTED_ESTIMATORS = ("remax", "gdpo", "optimal_token_baseline", "tir_optima
 KL_LOSSES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "low_var_kl+", "k3+")
 _PRECISIONS = ("param_dtype", "reduce_dtype", "buffer_dtype")
 _DTYPES = [str(name) for name in (*HALF_LIST, *FLOAT_LIST, *BFLOAT_LIST) if not isinstance(name, torch.dtype)]
+_MISSPELT = 0.85  # how alike a text must be to a known one, to be that one misspelt
 _QUOTED = re.compile(r"""["'](\w[\w./-]*)["']""")
 
 
@@ -95,11 +97,26 @@ def storage_backends() -> list[str]:
     return list(StorageManagerFactory._registry)
 
 
-@cache
-def vllm_choices() -> dict[str, list[str]]:
-    """Arguments of vLLM that take no other texts than these, read from the installed source; empty where it is not
-    found.
+class _Texts(NamedTuple):
+    """Texts that an argument of vLLM takes.
+
+    Attributes:
+        takes_others: a plugin of vLLM may register further ones, such as a format of weights.
     """
+
+    known: list[str]
+    takes_others: bool
+
+    def is_wrong(self, value: str) -> bool:
+        """Where others may be registered, only what looks like a misspelt one is wrong."""
+        if value in self.known:
+            return False
+        return not self.takes_others or bool(get_close_matches(value, self.known, n=1, cutoff=_MISSPELT))
+
+
+@cache
+def vllm_choices() -> dict[str, _Texts]:
+    """Arguments of vLLM with the texts that they take, read from the installed source; empty where it is not found."""
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:
         return {}
@@ -111,8 +128,8 @@ def vllm_choices() -> dict[str, list[str]]:
             if not re.search(r"\b[A-Z]\w+\b(?!['\"])", _QUOTED.sub("", words)):  # else it names others
                 kinds[name] = _QUOTED.findall(words)
     arguments = (folder / "engine/arg_utils.py").read_text()
-    found = re.findall(r"^    (\w+): (?:str \| )?(\w+)(?: \| None)? =", arguments, re.MULTILINE)
-    return {argument: kinds[kind] for argument, kind in found if kinds.get(kind)}
+    found = re.findall(r"^    (\w+): (str \| )?(\w+)(?: \| None)? =", arguments, re.MULTILINE)
+    return {argument: _Texts(kinds[kind], bool(is_open)) for argument, is_open, kind in found if kinds.get(kind)}
 
 
 def _of(key: str, unless: str = _MODEL + "external_lib") -> Callable[["Run"], list[Any]]:
@@ -213,13 +230,14 @@ def _try(run: "Run", key: str, read: Callable[["Run", Any], Any], wanted: str) -
 
 
 def _of_vllm(run: "Run") -> Iterator[tuple[str, str, list[str]]]:
-    """Option, value and choices of each argument of vLLM's that verl's options or users set."""
-    for argument, known in vllm_choices().items():
+    """Option, value and choices of each argument that verl's options or users set to what vLLM does not take."""
+    for argument, texts in vllm_choices().items():
         option = OVERRIDDEN.get(argument)
         key = f"{_ROLLOUT}{option}" if option else f"{_ROLLOUT}engine_kwargs.vllm.{argument}"
         value = run.get(key)
-        if isinstance(value, str) and argument != "logprobs_mode":  # which must be one of them
-            yield key, value, known
+        # `FIXED` has the one logprobs_mode that is right
+        if isinstance(value, str) and argument != "logprobs_mode" and texts.is_wrong(value):
+            yield key, value, texts.known
 
 
 def _reference(node: DictConfig) -> Any:

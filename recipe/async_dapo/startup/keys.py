@@ -232,7 +232,10 @@ class _OwnCode:
         for node, option, acts in (
             ("data", "data.custom_cls.path", True),
             ("reward", "reward.reward_manager.module.path", _is_imported(config)),
-            ("", f"{_ROLLOUT}.agent.agent_loop_config_path", True),
+            ("reward.reward_kwargs", "reward.reward_manager.module.path", _is_imported(config)),
+            ("data", f"{_ROLLOUT}.agent.agent_loop_config_path", True),
+            ("trainer", "trainer.checkpoint_callback_class", True),
+            ("algorithm", "actor_rollout_ref.model.external_lib", True),  # which may register estimators of advantages
         ):
             value = OmegaConf.select(config, option, throw_on_resolution_failure=False)
             if value is not None and acts:
@@ -372,7 +375,7 @@ def _add_ray(root: Node) -> None:
     unseen = re.findall(r'kwargs\.pop\(\s*"(\w+)"', inspect.getsource(ray.init))
     for name in (*inspect.signature(ray.init).parameters.keys() - {"kwargs"}, *unseen):
         init.below(name)
-    for name in RuntimeEnv.known_fields:
+    for name in (*RuntimeEnv.known_fields, "nsight", "rocprof_sys"):  # which Ray renames
         init.below("runtime_env").below(name)
 
 

@@ -205,15 +205,19 @@ def _check_head(config: DictConfig, model: Any) -> None:
 
 
 def _check_adapters(config: DictConfig, model: Any) -> None:
-    """vLLM leaves out adapters of what sees pictures, and verl merges none outside of the layers that FSDP wraps."""
+    """vLLM leaves out adapters of what sees pictures, and verl merges none outside of the layers that FSDP wraps. PEFT
+    takes a text other than all-linear for a regular expression: with one, the user has named the layers.
+    """
     lora = config.actor_rollout_ref.model
-    if lora.lora_rank and hasattr(model.hf_config, "vision_config") and not lora.exclude_modules:
-        raise refused(
-            config,
-            _MODEL + "exclude_modules",
-            f"adapters of {model.hf_config.model_type}'s vision tower would be trained, and never reach engines; set a "
-            "regular expression of its names, such as '.*visual.*'",
-        )
+    names_layers = isinstance(lora.target_modules, str) and lora.target_modules != "all-linear"
+    if not lora.lora_rank or lora.exclude_modules or names_layers or not hasattr(model.hf_config, "vision_config"):
+        return
+    raise refused(
+        config,
+        _MODEL + "exclude_modules",
+        f"adapters of {model.hf_config.model_type}'s vision tower would be trained, and never reach engines; set a "
+        "regular expression of its names, such as '.*visual.*'",
+    )
 
 
 def _is_of_head(name: str, layers: int) -> bool:

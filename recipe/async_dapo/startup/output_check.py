@@ -36,10 +36,12 @@ NEWEST_FILE = "latest_checkpointed_iteration.txt"  # verl's name; holds a step
 STORAGE_UNITS_FILE = "transfer_queue/simple_storage/storage_unit_info.json"  # TransferQueue's; a list of all units
 _SAVED_WITH = f"{{}} was saved with {{}}; set that, or {ANEW}"
 _MODEL = "actor_rollout_ref.model.path"
+_CLASSES = ("async_dapo.recorder", "trainer.checkpoint_callback_class")  # of the user's, which the trainer makes
 
 
 def check_output_folders(config: DictConfig) -> None:
-    """Check that each folder can be made, and written to, by this user on this machine, and that the recorder is found.
+    """Check that each folder can be made, and written to, by this user on this machine, and that classes which hear
+    of a run's steps and checkpoints are found.
 
     Raises:
         ConfigError: naming the option, or the environment variable, and what is in the way.
@@ -51,7 +53,7 @@ def check_output_folders(config: DictConfig) -> None:
                 for key in (*OUTPUT_OPTIONS, *FILE_OPTIONS, *CODE_OPTIONS, *PLACE_OPTIONS)
             ),
             *(partial(_check_folder, *named) for named in _folders(config)),
-            partial(_check_recorder, config),
+            *(partial(_check_class, config, key) for key in _CLASSES),
         ]
     )
 
@@ -112,16 +114,15 @@ def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
         yield key, os.environ.get(key, "."), str(file.parent)
 
 
-def _check_recorder(config: DictConfig) -> None:
-    name = config.async_dapo.recorder
+def _check_class(config: DictConfig, key: str) -> None:
+    name = OmegaConf.select(config, key)
     try:
-        is_found = name is None or find_spec(name.rpartition(".")[0]) is not None
+        is_found = not name or find_spec(str(name).rpartition(".")[0]) is not None
     except (ImportError, ValueError):  # of a package before it; no dot
         is_found = False
     if not is_found:
-        raise ConfigError(
-            "async_dapo.recorder", name, "no such module; name a class that Python finds, package.module.Class, or null"
-        )
+        remedy = "no such module; name a class that Python finds, package.module.Class, or null"
+        raise ConfigError(key, name, remedy)
 
 
 def check_resume(config: DictConfig) -> str:

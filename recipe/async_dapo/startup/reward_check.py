@@ -45,8 +45,8 @@ def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[s
         if is_so:
             return f"{NOT_TRIED}{options.reward_function}: {why}", ""
     once = replace(options, reward=replace(options.reward, max_retries=0))
-    alike = asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES]))
-    return options.reward_function, "; ".join(alike)
+    odd = asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES]))
+    return options.reward_function, "; ".join(odd)
 
 
 async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> list[str]:
@@ -56,7 +56,9 @@ async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[d
     function = function_of(config, timeout_s=options.reward.timeout_s)
     processes = RewardProcesses(function, limit=1)
     tokenizer = load_by_verl(config).tokenizer
-    alike: list[str] = []
+    # verl asks no function for what an agent loop of the user's has scored.
+    may_score_themselves = custom.path is None and bool(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
+    odd: list[str] = []
     try:
         with contained():
             trials = TrialGroups(config, tokenizer, lambda call: asyncio.wrap_future(processes.submit(call)), options)
@@ -78,19 +80,24 @@ async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[d
                 except ConfigError:
                     raise
                 except Exception as error:
-                    raise ConfigError(key, value, _problem(error, what, options.reward.timeout_s)) from error
-            try:
-                trials.store(group)
-            except Exception as error:  # of verl's containers, for a column that they do not hold
-                problem = (
-                    f"a scored group cannot be stored with its columns {sorted(row)}: {error!r}; change or drop one"
-                )
-                raise ConfigError("data_source", row["data_source"], problem) from error
-            with suppress(Exception):  # it may refuse what is no answer at all
-                alike += await _scores_alike(trials, row, truth)
+                    problem = _problem(error, what, options.reward.timeout_s)
+                    if not may_score_themselves:
+                        raise ConfigError(key, value, problem) from error
+                    odd.append(f"{value}: {problem}; or see that every agent loop gives its trajectories a score")
+                    break
+            else:
+                try:
+                    trials.store(group)
+                except Exception as error:  # of verl's containers, for a column that they do not hold
+                    problem = (
+                        f"a scored group cannot be stored with its columns {sorted(row)}: {error!r}; change or drop one"
+                    )
+                    raise ConfigError("data_source", row["data_source"], problem) from error
+                with suppress(Exception):  # it may refuse what is no answer at all
+                    odd += await _scores_alike(trials, row, truth)
     finally:
         processes.close()
-    return alike
+    return odd
 
 
 async def _scores_alike(trials: Any, row: dict[str, Any], truth: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
 from verl.workers.config import CriticConfig
 
 from ..config.extensions import declared
@@ -271,6 +272,14 @@ def _shares_no_gradients(it: Run, model: str) -> bool:
     return it.model_engine == "dp" and it.has[model] and is_alone and _strategy_of(it, model) == "fsdp"
 
 
+def _computes_otherwise(it: Run, model: str) -> bool:
+    """FSDP reads the type of its computations elsewhere; one that says the same there is in nobody's way."""
+    node = _MODELS[model] + _FSDP_NODES[model][-1]
+    named, real = it.get(node + "dtype"), it.get(node + "mixed_precision.param_dtype") or BFLOAT_LIST[0]
+    same = next((kinds for kinds in (HALF_LIST, FLOAT_LIST, BFLOAT_LIST) if real in kinds), [])
+    return it.model_engine == "dp" and it.builds[model] and named not in (None, *BFLOAT_LIST, *same)
+
+
 def _spreads_no_experts(it: Run, model: str) -> bool:
     """Megatron's groups of experts: ranks of a pipeline stage are shared out anew."""
 
@@ -306,12 +315,15 @@ _PACKAGE = f"vLLM needs a package for it; run: pip install {SUFFIX_PACKAGE}"
 RULES: tuple[Rule, ...] = (
     Rule("trainer.val_only", lambda it: it.trainer.val_only and not it.trainer.val_before_train,
          "is ignored without trainer.val_before_train=True"),
-    Rule(_VALIDATION + "temperature",
-         lambda it: it.validation.temperature == 0 and (it.validation.n > 1 or it.validation.do_sample),
-         "gives the same answer {it.validation.n} times, do_sample={it.validation.do_sample} is ignored; set a "
-         "temperature > 0, or n=1 and do_sample=False"),
+    Rule(_VALIDATION + "temperature", lambda it: it.validation.temperature == 0 and it.validation.n > 1,
+         f"gives the same answer {{it.validation.n}} times; set {_VALIDATION}n=1, or a temperature > 0 and "
+         f"{_VALIDATION}do_sample=True"),
+    Rule(_VALIDATION + "do_sample", lambda it: it.validation.temperature == 0 and it.validation.do_sample,
+         f"is ignored: verl's V1 trainer samples as {_VALIDATION}temperature says, and 0 is greedy; set False, or a "
+         "temperature > 0"),
     Rule(_VALIDATION + "do_sample", lambda it: it.validation.temperature > 0 and not it.validation.do_sample,
-         "is ignored, temperature={it.validation.temperature} samples; set that to 0, or do_sample=True"),
+         f"is ignored: verl's V1 trainer samples as {_VALIDATION}temperature={{it.validation.temperature}} says; set "
+         "True, or that temperature to 0 for greedy answers"),
     Rule("trainer.critic_warmup", lambda it: it.trainer.critic_warmup > 0 and not it.has["critic"],
          "there is no critic, and the actor would not train; set 0"),
     Rule("trainer.max_critic_ckpt_to_keep",
@@ -320,7 +332,8 @@ RULES: tuple[Rule, ...] = (
          "is ignored: trainer.max_actor_ckpt_to_keep keeps checkpoints whole; leave it out"),
     Rule("trainer.resume_from_path",
          lambda it: bool(it.trainer.resume_from_path) is not (it.trainer.resume_mode == "resume_path"),
-         "is a checkpoint folder with trainer.resume_mode=resume_path, else ignored; it is {it.trainer.resume_mode}"),
+         "is read with trainer.resume_mode=resume_path alone, and needed there, but that is {it.trainer.resume_mode}; "
+         "set both, or neither"),
     Rule("trainer.logger", lambda it: it.missing_packages,
          "needs {it.missing_packages}, which is not installed; install or drop it"),
     *(Rule(f"{_MODELS[model]}checkpoint.{contents}", partial(_lacks_parts, model=model, contents=contents),
@@ -342,6 +355,10 @@ RULES: tuple[Rule, ...] = (
            f"with {_MODELS[model]}strategy=fsdp torch would share no gradients between the {{it.training_gpus}} GPUs, "
            f"and each would train a model of its own; set -1, or {_MODELS[model]}strategy=fsdp2")
       for model in ("actor", "critic")),
+    *(Rule(f"{_MODELS[model]}{nodes[-1]}dtype", partial(_computes_otherwise, model=model),
+           f"is ignored by FSDP, which computes in bf16, or as {_MODELS[model]}{nodes[-1]}mixed_precision says; leave "
+           f"it out, or add +{_MODELS[model]}{nodes[-1]}mixed_precision.param_dtype with this value")
+      for model, nodes in _FSDP_NODES.items()),
     *(Rule(key + "megatron.expert_model_parallel_size", partial(_spreads_no_experts, model=model),
            "times the pipeline's size, and the tensor parallel size of experts, does not divide the {it.training_gpus} "
            "training GPUs; change one of these")
@@ -449,8 +466,8 @@ RULES: tuple[Rule, ...] = (
          f"wait behind generation; lower it, or raise {_ROLLOUT}max_num_seqs"),
 
     Rule(_ROLLOUT + "nnodes", lambda it: it.options.is_separate is not bool(it.rollout.nnodes),
-         "are the nodes of engines with async_dapo.placement=separate (>= 1), and 0 with colocated; it is "
-         "{it.options.placement}"),
+         "counts the nodes that engines have to themselves, and async_dapo.placement is {it.options.placement}; set 1 "
+         "or more with separate, 0 with colocated"),
     *(Rule(_ROLLOUT + "tensor_model_parallel_size",
            partial(lambda it, own: it.options.is_separate is own and it.engine_gpus % it.gpus_per_engine, own=own),
            "engines of {it.gpus_per_engine} GPUs do not divide the {it.engine_gpus} of "
@@ -564,6 +581,13 @@ RULES: tuple[Rule, ...] = (
          "lays experts out anew, and no weight update could be loaded; use triton"),
     Rule(_VLLM + "worker_extension_cls", lambda it: it.vllm.get("worker_extension_cls"),
          "is the recipe's own: it brings the weights; leave it out"),
+    Rule(_VLLM + "enable_expert_parallel",
+         lambda it: it.vllm.get("enable_expert_parallel") not in (None, (it.rollout.expert_parallel_size or 1) > 1),
+         f"is ignored: verl sets it where {_ROLLOUT}expert_parallel_size, now {{it.rollout.expert_parallel_size}}, is "
+         "above 1; set that, and leave this out"),
+    Rule(_VLLM + "hf_overrides",
+         lambda it: it.vllm.get("hf_overrides") and (it.rollout.quantization or it.get(_ROLLOUT + "qat.enable")),
+         "takes the place of those that verl makes for engines that quantize; leave them out, or the quantization"),
 
     Rule("reward.reward_model.enable_resource_pool",
          lambda it: it.reward_model.enable is not it.reward_model.enable_resource_pool,

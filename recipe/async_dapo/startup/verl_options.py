@@ -7,14 +7,16 @@ act in verl's older trainer, so scripts still carry them.
 
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 from hydra.errors import HydraException
+from hydra.utils import get_class
 from msgspec import Meta
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from ..config.values import (
     NO_NODE,
@@ -25,6 +27,7 @@ from ..config.values import (
     Share,
     SomeShare,
     check_each,
+    copied,
     did_you_mean,
     refused,
     typed,
@@ -326,10 +329,22 @@ def check_by_verl(config: DictConfig) -> None:
         return
     models = {"use_reference_policy": need_reference_policy(config), "use_critic": need_critic(config)}
     checks: dict[str, Callable[[], object]] = {"validate_config": partial(validate_config, config=config, **models)}
-    for key in ("algorithm", "actor_rollout_ref.rollout"):
-        checks[key] = partial(omega_conf_to_dataclass, OmegaConf.select(config, key))
+    nodes = {"algorithm": _without_own_keys(config), "actor_rollout_ref.rollout": config.actor_rollout_ref.rollout}
+    checks |= {key: partial(omega_conf_to_dataclass, node) for key, node in nodes.items()}
     with vllm_under_any_name():  # verl asks vLLM which ranks of adapters it takes
         check_each([partial(_in_verls_words, name, check) for name, check in checks.items()])
+
+
+def _without_own_keys(config: DictConfig) -> DictConfig:
+    """`algorithm` as its dataclass takes it: verl's V1 trainer hands the node itself to estimators, which may be the
+    user's and have keys of their own there.
+    """
+    algorithm: DictConfig = copied(config).algorithm
+    known = {"_target_", *(one.name for one in fields(get_class(algorithm._target_)))}
+    with open_dict(algorithm):
+        for name in set(algorithm) - known:
+            del algorithm[name]
+    return algorithm
 
 
 def _in_verls_words(name: str, check: Callable[[], object]) -> None:
