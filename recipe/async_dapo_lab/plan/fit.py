@@ -12,7 +12,7 @@ from typing import Any
 from ...async_dapo.config.values import ConfigError, RolloutStrategy, check_choice
 from .candidates import Candidate, baseline, recipe_candidates
 from .inputs import Inputs
-from .lengths import MEAN, LogNormalLengths
+from .lengths import MEAN
 from .record import OURS, THROUGHPUT, Record
 from .scenario import Scenario
 from .sweep import Row, simulate
@@ -195,31 +195,30 @@ def _mode(record: Record, mode: str | None) -> str:
 
 def _taken(record: Record, given: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs that the record tells."""
-    described = Inputs.described()
-    correlation = float(given.get("length_correlation", described["length_correlation"][0]))
+    said = Inputs.load(dict(given))
     taken: dict[str, Any] = {}
     if record.rest_s is not None and record.train_s:
         taken |= {"update_s": record.rest_s, "training_s": record.train_s, "log_prob_s": record.log_prob_s}
     if record.prompt_len_tok is not None:
         taken["prompt_len_tok"] = max(1, round(record.prompt_len_tok))
-    if "lengths" not in given:
-        taken |= _lengths(record, float(given.get("length_sigma", described["length_sigma"][0])), correlation)
-    batch = float(given.get("train_batch_size", 0))
+    if said.lengths is None and not {"length_median_tok", "length_sigma"} <= given.keys():
+        taken |= _lengths(record, said, fits_sigma="length_sigma" not in given)
     if record.valid_share is not None:
         taken["valid_share"] = record.valid_share
-    elif record.filtered_groups is not None and batch:
-        taken["valid_share"] = batch / (batch + record.filtered_groups)
-    elif record.mode != OURS and record.filtered_groups is None:
+    elif record.filtered_groups is not None:
+        valid = said.train_batch_size + record.surplus_groups
+        taken["valid_share"] = valid / (valid + record.filtered_groups)
+    elif record.mode != OURS:
         taken["valid_share"] = 1.0  # verl logs what it filters, and filters nothing by default
     return taken
 
 
-def _lengths(record: Record, sigma: float, correlation: float) -> dict[str, float]:
-    fitted = record.lengths(correlation)
-    if isinstance(fitted, LogNormalLengths):
+def _lengths(record: Record, said: Inputs, *, fits_sigma: bool) -> dict[str, float]:
+    fitted = record.lengths(said.length_correlation) if fits_sigma else None
+    if fitted is not None:
         return {"length_median_tok": fitted.median_tok, "length_sigma": fitted.sigma}
     means = [step[MEAN] for step in record.steps if MEAN in step]
-    return {"length_median_tok": sum(means) / len(means) / math.exp(sigma**2 / 2)} if means else {}
+    return {"length_median_tok": sum(means) / len(means) / math.exp(said.length_sigma**2 / 2)} if means else {}
 
 
 def _check_batch(record: Record, inputs: Inputs) -> None:
@@ -261,8 +260,8 @@ def _fitted(inputs: Inputs, record: Record, name: str) -> tuple[float, float, fl
     raise ConfigError(
         "record",
         record.path,
-        f"no speed of the engines explains a rollout of {wanted_s:.0f} s: the nearest is {rollout_s:.0f} s, at "
-        f"{factor:.2f} times the constants' seconds; check servers, tensor_parallel_size, lengths and recorded_mode",
+        f"no speed of the engines explains a rollout of {wanted_s:.0f} s: at {factor:.2f} times the constants' seconds "
+        f"it takes {rollout_s:.0f} s; check servers, tensor_parallel_size, lengths, training_s and recorded_mode",
     )
 
 
