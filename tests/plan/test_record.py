@@ -15,12 +15,14 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.config.values import ConfigError, RolloutStrategy
 from recipe.async_dapo_lab.plan.__main__ import main
-from recipe.async_dapo_lab.plan.fit import fit
+from recipe.async_dapo_lab.plan.candidates import recipe_candidates
+from recipe.async_dapo_lab.plan.fit import fit, promise
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.record import FILTERED, STALEST, SURPLUS, Record, read_record
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.sweep import sweep
 from recipe.async_dapo_lab.plan.systems import verl_colocate_async
 
 JOB: dict[str, Any] = {
@@ -197,3 +199,20 @@ def test_the_command_promises_a_ratio_with_its_range(metrics, tmp_path):
     assert f"takes {document['ratio']:.2f} of the recorded step" in said and "assumed: length_correlation=0.5" in said
     again = Inputs.load(document["inputs"])
     assert again.engine_factor != 1.0 and replace(again, engine_factor=1.0) != again
+
+
+def test_given_strategies_without_the_default_then_a_record_is_refused_before_it_is_fitted(metrics, tmp_path, capsys):
+    record = logged(tmp_path / "metrics.jsonl", metrics)
+    assert main(["--record", record, "--strategies", "discard"]) == 2
+    assert "strategies=discard: with --record they must include partial" in capsys.readouterr().err
+
+
+def test_a_half_that_cannot_be_fitted_loses_its_part_of_the_range_alone(record):
+    fitted = fit(record, JOB, None)
+    slow = {**record.steps[0], "timing_s/gen": 1e6, "timing_s/step": 2e6}
+    torn = replace(fitted, record=replace(record, steps=[*record.steps[:10], *[slow] * 10]))
+    candidates = recipe_candidates(fitted.scenario, strategies=[RolloutStrategy.PARTIAL])
+    default = next(one for one in candidates if one.is_default)
+    [row] = sweep(fitted.scenario, [default], steps=4, warmup=2)
+    promised = promise(torn, JOB, [row])
+    assert len(promised.of_halves) == 1 and "1 of them cannot be fitted alone" in str(promised)

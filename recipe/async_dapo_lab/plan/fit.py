@@ -6,6 +6,7 @@ assumed; each assumption is named, as each may decide the answer.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,19 +129,21 @@ class Promise:
 
     Attributes:
         ratio: trained tokens equal; of the planned steps of both.
-        of_halves: the same, with engines and lengths fitted to each half of the record alone.
+        of_halves: the same, with engines and lengths fitted to each half of the record alone; without a half that
+            cannot be.
     """
 
     fit: Fit
     default_step_s: float
     ratio: float
-    of_halves: tuple[float, float]
+    of_halves: tuple[float, ...]
 
     def __str__(self) -> str:
-        ratios = (self.ratio, *self.of_halves)
+        ratios, missing = (self.ratio, *self.of_halves), 2 - len(self.of_halves)
+        unfitted = f"; {missing} of them cannot be fitted alone" if missing else ""
         return (
             f"From the record: this recipe's default takes {self.ratio:.2f} of the recorded step ({min(ratios):.2f} to "
-            f"{max(ratios):.2f}, with the engines fitted to all of it and to each half): "
+            f"{max(ratios):.2f}, with the engines fitted to all of it and to each half{unfitted}): "
             f"{self.default_step_s:.0f} s in place of {self.fit.record.step_s:.0f} s"
         )
 
@@ -170,8 +173,11 @@ def promise(fitted: Fit, given: Mapping[str, Any], rows: Sequence[Row]) -> Promi
     recorded = next((row for row in rows if row.candidate.system.name == fitted.mode), default)
     ratio = recorded.speed_up / default.speed_up
     mode = fitted.mode.removeprefix(VERL)
-    early, late = (_ratio(fit(half, given, mode), default.candidate) for half in fitted.record.halves())
-    return Promise(fit=fitted, default_step_s=ratio * fitted.record.step_s, ratio=ratio, of_halves=(early, late))
+    of_halves = []
+    for half in fitted.record.halves():
+        with suppress(ConfigError):  # what was planned from all of it is worth printing all the same
+            of_halves.append(_ratio(fit(half, given, mode), default.candidate))
+    return Promise(fit=fitted, default_step_s=ratio * fitted.record.step_s, ratio=ratio, of_halves=tuple(of_halves))
 
 
 def _ratio(fitted: Fit, default: Candidate) -> float:
