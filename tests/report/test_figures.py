@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.record.checkpoint_folder import saving
-from recipe.async_dapo_lab.evaluate.figures import best_of, by_source, figures, joined, shortened, table
+from recipe.async_dapo_lab.evaluate.figures import best_of, by_source, figures, joined, read_dump, shortened, table
 from recipe.async_dapo_lab.evaluate.subject import Subject
 
 VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=7)
@@ -48,6 +48,12 @@ def test_answers_are_those_of_the_last_outputs_with_sources_and_lengths_and_what
     assert found["cut_share"] == pytest.approx(1 / 3)
     own = by_source(answers, samples=2)
     assert own["math"]["mean@2"] == 1 and own["code"]["mean@2"] == 0.5
+
+
+def test_an_answer_with_a_line_separator_is_one_answer(tmp_path):
+    rows = [line("a", 0, output="one\u2028two\x85three\nfour"), line("b", 0)]
+    (tmp_path / "8.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    assert read_dump(tmp_path / "8.jsonl") == rows
 
 
 @pytest.mark.parametrize(("samples", "ks"), [(1, []), (2, [2]), (6, [2, 4, 6]), (8, [2, 4, 8])])

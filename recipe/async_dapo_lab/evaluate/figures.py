@@ -1,9 +1,11 @@
 """What answers to prompts come to: mean@k, pass@k and lengths, of all of them and of each data source."""
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -37,6 +39,12 @@ def best_of(values: Sequence[float], k: int) -> float:
     total = math.comb(len(values), k)
     ordered = enumerate(sorted(values), start=1)
     return sum(value * math.comb(rank - 1, k - 1) for rank, value in ordered) / total
+
+
+def read_dump(file: Path) -> list[dict[str, Any]]:
+    """Lines of verl's dump. Answers may have characters such as U+2028, which `splitlines` takes for the end of one."""
+    with file.open() as lines:
+        return [json.loads(line) for line in lines]
 
 
 def joined(

@@ -202,7 +202,7 @@ def read_jsonl(path: Path, *, key: str, wanted: str) -> list[Any]:
         raise ConfigError(key, path, f"no such file; give {wanted}")
     values: list[Any] = []
     try:
-        for line in path.read_text().splitlines():
+        for line in path.read_text().split("\n"):
             values.append(json.loads(line) if line.strip() else None)
     except json.JSONDecodeError as error:
         wrong = f"line {len(values) + 1} is not JSON ({error})"
