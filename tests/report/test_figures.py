@@ -12,6 +12,7 @@ from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.record.checkpoint_folder import saving
 from recipe.async_dapo_lab.evaluate.figures import best_of, by_source, figures, joined, read_dump, shortened, table
 from recipe.async_dapo_lab.evaluate.subject import Subject
+from recipe.async_dapo_lab.saved_run import SavedRun
 
 VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=7)
 
@@ -108,3 +109,21 @@ def test_a_model_is_evaluated_by_its_path_and_one_that_says_nothing_of_its_train
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="is an adapter alone"):
         subject(str(tmp_path), "data.seed=2")
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "said"),
+    [
+        ("gone", None, "no such folder"),
+        ("run", '{"name": "run", "syst', r"run.json is not what a run writes"),
+        ("run", '{"other": 1}', r"run.json is not what a run writes"),
+        ("run/global_step_latest", None, "is not named global_step_<number>"),
+        ("run", None, r"steps found: none"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path, name, description, said):
+    (tmp_path / "run" / "global_step_latest").mkdir(parents=True)
+    if description is not None:
+        (tmp_path / "run" / "run.json").write_text(description)
+    with pytest.raises(ConfigError, match=said):
+        SavedRun.at(tmp_path / name).checkpoint()
