@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ...async_dapo.config.values import ConfigError
 from ...async_dapo.record.checkpoint_folder import step_of
-from ...async_dapo.record.run_files import STEPS_FILE, read_lines
+from ...async_dapo.record.run_files import STEPS_FILE, read_lines, set_aside
 from ...async_dapo.startup.overrides import compose_overrides
 from .. import train
 from ..export import export
@@ -64,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not os.access(output.parent, os.W_OK) or output.is_dir():
             raise ConfigError("--output", output, "must be a file in a folder that exists and can be written")
         result = evaluate(subject, data=parsed.data, samples=parsed.samples)
+        if parsed.output is None:
+            set_aside(output)  # of other data, or other samples
         output.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except ConfigError as error:
         sys.exit(f"async_dapo: {error}")
