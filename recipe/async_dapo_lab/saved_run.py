@@ -13,7 +13,7 @@ from ..async_dapo.record.checkpoint_folder import (
 )
 from ..async_dapo.record.run_record import RunDescription, read_description
 
-_OWN = ("async_dapo.recorder", "hydra.", "hydra/")  # overrides that a run is started with, and not about
+_OWN = ("async_dapo.recorder", "hydra.", "hydra/")  # these overrides say what a run writes, not what it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,8 +87,8 @@ def figures(
     """Of prompts that were asked `samples` times each; what failed has no answer, and counts as wrong.
 
     Args:
-        prompts: of which some may have no answer at all; None: as many as the answers have.
-        longest_tok: that a response may have; at that length it was cut.
+        prompts: number of prompts, some of which may have no answer at all; None: as many as the answers have.
+        longest_tok: limit of a response; one of that length was cut.
     """
     by_prompt: defaultdict[str, list[float]] = defaultdict(list)
     for answer in answers:

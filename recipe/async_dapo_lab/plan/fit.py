@@ -20,10 +20,10 @@ from .sweep import Row, simulate
 from .systems import VERL, VERL_COLOCATE_ASYNC, VERL_SYNC, verl_colocate_async, verl_sync
 
 MODES = ("sync", "colocate_async", "partial")
-CLOSE = 0.01  # of the recorded rollout, that the fitted one may differ
+CLOSE = 0.01  # largest relative difference between the planned and the recorded rollout
 MOST_TRIES = 12
-GPUS_APART = 0.1  # of the planned ones
-FASTEST, SLOWEST = 0.02, 50.0  # engines, over the constants: beyond, something else than their speed is wrong
+GPUS_APART = 0.1  # largest relative difference between the GPUs that were recorded and those that are planned
+FASTEST, SLOWEST = 0.02, 50.0  # range of the fitted factor; outside of it, something else than the speed is wrong
 # Inputs that decide an answer, and what to say where neither the record nor the user has them.
 DECISIVE = {
     "valid_share": "share of groups that pass the filter; 1 without a filter",
@@ -90,7 +90,7 @@ def fit(record: Record, given: Mapping[str, Any], mode: str | None) -> Fit:
     """
     Args:
         given: inputs of the user, which win over the record.
-        mode: that was recorded, of MODES; None = the record tells.
+        mode: the recorded one, of MODES; None = the record tells which it is.
 
     Raises:
         ConfigError: where the mode is not known, the batch is not the recorded one, or no speed of engines explains the
@@ -128,7 +128,7 @@ class Promise:
     """What this recipe's default is planned to take of a recorded run's step.
 
     Attributes:
-        ratio: trained tokens equal; of the planned steps of both.
+        ratio: planned step of the default over that of the recorded mode, for equally many trained tokens.
         of_halves: the same, with engines and lengths fitted to each half of the record alone; without a half that
             cannot be.
     """

@@ -26,7 +26,7 @@ OUR_VALID = "async_dapo/filter/valid_share"
 THROUGHPUT = "perf/throughput"  # tokens per second and GPU
 STALEST = "training/off_policy/trajectory_staleness_worst/max"  # in versions; all of verl's modes log it
 OURS = "async_dapo/"  # in those of this recipe
-WARMUP = 0.1  # of the steps, which are left out: caches fill, and nothing is continued yet
+WARMUP = 0.1  # share of steps at the beginning that is left out: caches fill, and nothing is continued yet
 FEWEST_STEPS = 4
 _APART = 0.1  # relative difference of two numbers that should be one
 
@@ -37,13 +37,13 @@ class Record:
 
     Attributes:
         rollout_s: None where only whole steps are known.
-        train_s, log_prob_s: of its update, and of the pass before it; 0 where they are not known.
-        rest_s: of a step that is neither rollout, nor update, nor that pass.
-        trajectories: that a step trained on.
-        filtered_groups: of a step, for lack of signal; None where no step says so.
-        surplus_groups: of a step: valid ones that verl's sync mode throws away.
-        gpus: that its tokens per second and GPU speak of.
-        doubts: what in it cannot be, in sentences.
+        train_s, log_prob_s: of the update, and of the pass of log-probs before it; 0 where they are not known.
+        rest_s: what is left of a step without rollout, update and that pass.
+        trajectories: trained in a step.
+        filtered_groups: filtered in a step for lack of signal; None where no step says so.
+        surplus_groups: valid groups that verl's sync mode throws away in a step.
+        gpus: number of GPUs, as its tokens per second and GPU imply.
+        doubts: sentences about figures that cannot be right.
     """
 
     path: str
@@ -102,7 +102,7 @@ def read_record(path: str) -> Record:
 
 
 def record_of_step(step_s: float, path: str) -> Record:
-    """Of a run of which only the mean step is known, as a paper tells it."""
+    """The record of a run whose mean step alone is known, as from a paper."""
     return _of(path, [{STEP: step_s}])
 
 
