@@ -33,7 +33,7 @@ def test_answers_are_those_of_the_last_outputs_with_sources_and_lengths_and_what
         line("a_1", 0, acc=1.0, score=0.5),
         line("a_1", 1, place=0, output="thinks"),
         line("a_1", 1, place=1, output="answers", acc=1.0, score=1.0),
-        line("b", 1, acc=None, score=1.0),
+        line("b", 1, acc="right", score=1.0),
     ]
     kept = {"sources": {"a_1": "math", "b": "code"}, "lengths_tok": {"a_1": [3, 5], "b": [9, 7], "lost": [1, 1]}}
     answers = joined(dump, kept["sources"], kept["lengths_tok"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-METRIC = "acc"  # of the reward function's result; the score where it has none
+METRIC = "acc"  # of the reward function's result; the score where that is no number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def joined(
                 text=row["output"],
                 expected=row.get("gts"),
                 score=float(row["score"]),
-                value=float(row[METRIC] if row.get(METRIC) is not None else row["score"]),
+                value=float(row[METRIC] if isinstance(row.get(METRIC), int | float) else row["score"]),
                 length_tok=lengths[trajectory] if trajectory < len(lengths) else None,
             )
         )
