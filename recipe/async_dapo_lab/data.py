@@ -8,6 +8,7 @@ rows that are held out: verl's columns `prompt` (chat messages), `reward_model` 
 import argparse
 import json
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ QUESTIONS = ("question", "problem", "prompt", "query", "instruction", "input")
 ANSWERS = ("answer", "gold", "ground_truth", "solution", "target", "label", "output")
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 20, 512  # one row in so many
 _PICTURE = "<image>"  # verl's placeholder in a prompt's text
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 Row = Mapping[str, Any]
 
@@ -157,11 +159,14 @@ def write(folder: Path, train: Sequence[Row], held_out: Sequence[Row]) -> list[P
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name, rows in (("train.parquet", train), ("val.parquet", held_out)):
-        if rows:
-            files.append(folder / name)
-            part = files[-1].with_suffix(".part")
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), part)
-            part.replace(files[-1])
+        file = folder / name
+        if not rows:
+            file.unlink(missing_ok=True)  # of an earlier command: its rows may be trained on now
+            continue
+        part = file.with_suffix(".part")
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), part)
+        part.replace(file)
+        files.append(file)
     return files
 
 
@@ -199,11 +204,12 @@ def _answer(answer: Any, after: str | None) -> str:
         answer = answer[0]
     if isinstance(answer, list | dict):
         raise LeftOut("its answer is a list or a mapping")
-    text = "" if answer is None else str(answer)
+    is_missing = answer is None or answer != answer  # as pandas writes it, a number that is none
+    text = "" if is_missing else str(answer)
     if after is not None:
         if after not in text:
             raise LeftOut(f"its answer has no {after}")
-        text = text.rpartition(after)[2].strip().replace(",", "")
+        text = _THOUSANDS.sub("", text.rpartition(after)[2].strip())
     if not text.strip():
         raise LeftOut("its answer is empty")
     return text
@@ -247,7 +253,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--question", metavar="COLUMN", help="text, or chat messages [the usual name that is there]")
     parser.add_argument("--answer", metavar="COLUMN", help="[the usual name that is there]")
-    parser.add_argument("--answer-after", metavar="MARK", help="the answer begins behind it, as behind #### in GSM8K")
+    parser.add_argument(
+        "--answer-after",
+        metavar="MARK",
+        help="the answer begins behind it, as behind #### in GSM8K; 1,054 becomes 1054",
+    )
     parser.add_argument("--system", metavar="TEXT", help="system prompt of every row")
     parser.add_argument("--source", metavar="NAME", help="the kind of task: the reward function gets it [FILE's name]")
     parser.add_argument("--source-column", metavar="COLUMN", help="where rows say their kind themselves")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..async_dapo.config.values import ConfigError
 from .report.episodes import Decoder, Episode, as_html, as_text, listed, read_episodes
 from .report.page import STYLE
 from .run_files import EPISODES_FILE
@@ -49,8 +50,13 @@ def _write(episode: Episode, decoder: Decoder, output: Path) -> None:
 def _decoder(named: str | None, run: Path) -> Decoder:
     from transformers import AutoTokenizer
 
-    saved = SavedRun.at(run)
-    name = named or (saved.description.settings.get("model") if saved.description is not None else None)
+    name = named
+    if name is None:
+        try:
+            saved = SavedRun.at(run)
+        except ConfigError as error:
+            sys.exit(f"async_dapo: {error}")
+        name = saved.description.settings.get("model") if saved.description is not None else None
     if name is None:
         sys.exit(f"async_dapo: {run} has no run.json that names the model; give --tokenizer")
     decoder: Decoder = AutoTokenizer.from_pretrained(name)

@@ -1,6 +1,5 @@
 """A run that has been trained, found again: its record, its options, and the checkpoints that it has left."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +11,9 @@ from ..async_dapo.record.checkpoint_folder import (
     read_complete,
     step_of,
 )
-from ..async_dapo.record.run_files import RUN_FILE
-from ..async_dapo.record.run_record import RunDescription
+from ..async_dapo.record.run_record import RunDescription, read_description
 
-_OWN = ("async_dapo.recorder", "hydra.", "hydra/")  # overrides that a run is started with, and not about
+_OWN = ("async_dapo.recorder", "hydra.", "hydra/")  # these overrides say what a run writes, not what it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +31,17 @@ class SavedRun:
 
     @classmethod
     def at(cls, folder: Path) -> "SavedRun":
+        """
+        Raises:
+            ConfigError: for a run.json that no run has written.
+        """
         places = [folder, *folder.parents[:2]] if folder.name.startswith(STEP_FOLDER) else [folder]
-        for place in places:
-            if (file := place / RUN_FILE).exists():
-                return cls(folder=folder, record=place, description=RunDescription(**json.loads(file.read_text())))
+        try:
+            for place in places:
+                if (found := read_description(place)) is not None:
+                    return cls(folder=folder, record=place, description=found)
+        except ValueError as error:
+            raise ConfigError("RUN_DIR", folder, str(error)) from error
         return cls(folder=folder, record=places[:2][-1], description=None)
 
     @property
@@ -61,10 +66,16 @@ class SavedRun:
         Raises:
             ConfigError: if there is none; it says which there are.
         """
+        if not self.folder.is_dir():
+            raise ConfigError("RUN_DIR", self.folder, "no such folder")
         found = [folder for root in self._roots() for folder in checkpoint_folders(root)]
         if self.folder.name.startswith(STEP_FOLDER):
             found = [self.folder]
-        wanted = found if step is None else [folder for folder in found if step_of(folder) == step]
+        try:
+            steps = {folder: step_of(folder) for folder in found}
+        except DamagedCheckpoint as error:  # of the folder that was named
+            raise ConfigError("RUN_DIR", self.folder, str(error)) from error
+        wanted = [folder for folder in found if step in (None, steps[folder])]
         damages = []
         for folder in wanted:
             try:
@@ -73,7 +84,7 @@ class SavedRun:
                 damages.append(str(error))
             else:
                 return folder
-        there = ", ".join(str(step_of(folder)) for folder in found) or "none"
+        there = ", ".join(map(str, steps.values())) or "none"
         what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
         remedy = "set trainer.save_freq for the next run" if not found else "name one that is complete"
         raise ConfigError("RUN_DIR", self.folder, "; ".join([f"{what} (steps found: {there})", *damages, remedy]))

@@ -159,7 +159,7 @@ def test_given_a_folder_that_is_there_or_a_checkpoint_of_megatron_when_exported_
     (tmp_path / "model" / "mine").touch()
     with pytest.raises(ConfigError, match="exists already; name another folder"):
         export(tmp_path / "run", tmp_path / "model")
-    with pytest.raises(SystemExit, match=r"async_dapo: RUN_DIR=.*no complete checkpoint"):
+    with pytest.raises(SystemExit, match=r"async_dapo: RUN_DIR=.*base: no such folder"):
         export_module.main([str(tmp_path / "base"), "--output", str(tmp_path / "other")])
 
 

@@ -5,7 +5,9 @@ import csv
 import io
 import json
 from dataclasses import replace
+from math import exp
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -13,12 +15,14 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.config.values import ConfigError, RolloutStrategy
 from recipe.async_dapo_lab.plan.__main__ import main
-from recipe.async_dapo_lab.plan.fit import fit
+from recipe.async_dapo_lab.plan.candidates import recipe_candidates
+from recipe.async_dapo_lab.plan.fit import fit, promise
 from recipe.async_dapo_lab.plan.inputs import Inputs
-from recipe.async_dapo_lab.plan.record import Record, read_record
+from recipe.async_dapo_lab.plan.record import FILTERED, STALEST, SURPLUS, Record, read_record
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.sweep import sweep
 from recipe.async_dapo_lab.plan.systems import verl_colocate_async
 
 JOB: dict[str, Any] = {
@@ -57,7 +61,7 @@ def metrics() -> list[dict[str, float]]:
                 "prompt_length/mean": float(inputs.prompt_len_tok),
                 "perf/total_num_tokens": float(tokens),
                 "perf/throughput": tokens / step.step_s / 2,
-                "training/off_policy/trajectory_span/mean": 0.5,
+                STALEST: float(step.staleness_max),
             }
         )
     return steps
@@ -99,6 +103,31 @@ def test_given_half_of_the_fields_then_the_rest_is_assumed_and_named(metrics, tm
     assert fitted.planned_step_s == pytest.approx(fitted.record.step_s, rel=0.02)
     assert fitted.inputs.training_s is None and set(fitted.taken) == {"length_median_tok", "valid_share"}
     assert {"length_sigma", "length_correlation", "updates"} - fitted.assumed.keys() == {"updates"}
+
+
+def test_a_record_of_verls_sync_mode_tells_its_mode_and_counts_the_valid_groups_that_it_threw_away(metrics, tmp_path):
+    """verl logs no count of a step that filters nothing, and staleness of 0."""
+    filtering = {FILTERED: 4.0, SURPLUS: 12.0}
+    steps = [step | {STALEST: 0.0} | (filtering if index % 2 else {}) for index, step in enumerate(metrics)]
+    fitted = fit(read_record(logged(tmp_path / "sync.jsonl", steps)), JOB, None)
+    assert fitted.mode == "verl sync"
+    share = 11 / 21  # of the steps that count
+    valid = 16 + share * 12
+    assert fitted.taken["valid_share"] == pytest.approx(valid / (valid + share * 4))
+
+
+def test_a_spread_that_the_user_says_keeps_the_recorded_mean(record):
+    sigma = 0.5
+    taken = fit(record, JOB | {"length_sigma": sigma}, None).taken
+    mean_tok = fmean(step["response_length/mean"] for step in record.steps)
+    assert taken["length_median_tok"] * exp(sigma**2 / 2) == pytest.approx(mean_tok)
+
+
+def test_the_csv_of_several_runs_is_refused(tmp_path):
+    path = tmp_path / "page.csv"
+    path.write_text("Step,one - timing_s/step,two - timing_s/step\n1,3.0,4.0\n")
+    with pytest.raises(ConfigError, match="timing_s/step of several runs"):
+        read_record(str(path))
 
 
 @pytest.mark.parametrize("form", ["wandb_history", "wandb_page", "tensorboard"])
@@ -144,7 +173,9 @@ def test_what_no_run_can_have_logged_is_said(metrics, tmp_path):
     ("change", "given", "mode", "words"),
     [
         ({}, {"train_batch_size": 64}, None, "give those of the recorded job"),
-        ({"training/off_policy/trajectory_span/mean": None}, {}, None, "does not tell its mode; give one of sync"),
+        ({STALEST: None}, {}, None, "does not tell its mode; give one of sync"),
+        ({}, {"length_correlation": "half"}, None, "length_correlation=half: must be a number"),
+        ({"response_length/clip_ratio": 1.0}, {}, None, "100 % of the responses are cut"),
         ({}, {}, "async", "recorded_mode=async: must be one of sync"),
         ({"timing_s/step": 0.0}, {}, None, "give a record of 4 or more"),
         ({"timing_s/gen": 1e6, "timing_s/step": 2e6}, {}, None, "no speed of the engines explains"),
@@ -168,3 +199,20 @@ def test_the_command_promises_a_ratio_with_its_range(metrics, tmp_path):
     assert f"takes {document['ratio']:.2f} of the recorded step" in said and "assumed: length_correlation=0.5" in said
     again = Inputs.load(document["inputs"])
     assert again.engine_factor != 1.0 and replace(again, engine_factor=1.0) != again
+
+
+def test_given_strategies_without_the_default_then_a_record_is_refused_before_it_is_fitted(metrics, tmp_path, capsys):
+    record = logged(tmp_path / "metrics.jsonl", metrics)
+    assert main(["--record", record, "--strategies", "discard"]) == 2
+    assert "strategies=discard: with --record they must include partial" in capsys.readouterr().err
+
+
+def test_a_half_that_cannot_be_fitted_loses_its_part_of_the_range_alone(record):
+    fitted = fit(record, JOB, None)
+    slow = {**record.steps[0], "timing_s/gen": 1e6, "timing_s/step": 2e6}
+    torn = replace(fitted, record=replace(record, steps=[*record.steps[:10], *[slow] * 10]))
+    candidates = recipe_candidates(fitted.scenario, strategies=[RolloutStrategy.PARTIAL])
+    default = next(one for one in candidates if one.is_default)
+    [row] = sweep(fitted.scenario, [default], steps=4, warmup=2)
+    promised = promise(torn, JOB, [row])
+    assert len(promised.of_halves) == 1 and "1 of them cannot be fitted alone" in str(promised)

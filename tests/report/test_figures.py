@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.record.checkpoint_folder import saving
-from recipe.async_dapo_lab.evaluate.figures import best_of, by_source, figures, joined, shortened, table
+from recipe.async_dapo_lab.evaluate.figures import best_of, by_source, figures, joined, read_dump, shortened, table
 from recipe.async_dapo_lab.evaluate.subject import Subject
+from recipe.async_dapo_lab.saved_run import SavedRun
 
 VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=7)
 
@@ -32,7 +33,7 @@ def test_answers_are_those_of_the_last_outputs_with_sources_and_lengths_and_what
         line("a_1", 0, acc=1.0, score=0.5),
         line("a_1", 1, place=0, output="thinks"),
         line("a_1", 1, place=1, output="answers", acc=1.0, score=1.0),
-        line("b", 1, acc=None, score=1.0),
+        line("b", 1, acc="right", score=1.0),
     ]
     kept = {"sources": {"a_1": "math", "b": "code"}, "lengths_tok": {"a_1": [3, 5], "b": [9, 7], "lost": [1, 1]}}
     answers = joined(dump, kept["sources"], kept["lengths_tok"])
@@ -48,6 +49,12 @@ def test_answers_are_those_of_the_last_outputs_with_sources_and_lengths_and_what
     assert found["cut_share"] == pytest.approx(1 / 3)
     own = by_source(answers, samples=2)
     assert own["math"]["mean@2"] == 1 and own["code"]["mean@2"] == 0.5
+
+
+def test_an_answer_with_a_line_separator_is_one_answer(tmp_path):
+    rows = [line("a", 0, output="one\u2028two\x85three\nfour"), line("b", 0)]
+    (tmp_path / "8.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    assert read_dump(tmp_path / "8.jsonl") == rows
 
 
 @pytest.mark.parametrize(("samples", "ks"), [(1, []), (2, [2]), (6, [2, 4, 6]), (8, [2, 4, 8])])
@@ -102,3 +109,21 @@ def test_a_model_is_evaluated_by_its_path_and_one_that_says_nothing_of_its_train
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="is an adapter alone"):
         subject(str(tmp_path), "data.seed=2")
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "said"),
+    [
+        ("gone", None, "no such folder"),
+        ("run", '{"name": "run", "syst', r"run.json is not what a run writes"),
+        ("run", '{"other": 1}', r"run.json is not what a run writes"),
+        ("run/global_step_latest", None, "is not named global_step_<number>"),
+        ("run", None, r"steps found: none"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path, name, description, said):
+    (tmp_path / "run" / "global_step_latest").mkdir(parents=True)
+    if description is not None:
+        (tmp_path / "run" / "run.json").write_text(description)
+    with pytest.raises(ConfigError, match=said):
+        SavedRun.at(tmp_path / name).checkpoint()

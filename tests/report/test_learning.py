@@ -48,6 +48,9 @@ def test_several_data_sources_have_a_line_each_and_so_have_several_runs(tmp_path
     both = curves([run, other], "a")
     assert ">verl_sync<" in both and "code/acc" not in both
     assert "k3 of the trained tokens" in both, "one of them has it"
+    namesake = Run.load(write_verl_run(tmp_path / "seed_1" / "run"))
+    both = curves([run, namesake], "a")
+    assert f">{run.folder}<" in both and f">{namesake.folder}<" in both
 
 
 @given(st.lists(st.tuples(st.text(max_size=4), st.text(max_size=3)), unique_by=lambda pair: pair[0]), st.randoms())

@@ -65,6 +65,18 @@ def test_an_answer_behind_a_mark_loses_its_working_and_its_commas():
     columns = Columns(question="q", answer="a", source="gsm8k", after="####")
     [made], left_out = convert([{"q": "?", "a": "6*9=54\n#### 1,054"}, {"q": "??", "a": "54"}], columns)
     assert made["reward_model"]["ground_truth"] == "1054" and left_out == {"its answer has no ####": 1}
+    texts = ["#### 1,234,567", "#### (1,2)", "#### x, y"]
+    rows, _ = convert([{"q": text, "a": text} for text in texts], columns)
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["1234567", "(1,2)", "x, y"]
+
+
+def test_a_number_that_is_none_is_no_answer_and_rows_held_out_before_are_not_left_beside_the_training_rows(tmp_path):
+    _, left_out = convert([{"problem": "?", "gold": float("nan")}], TWO)
+    assert left_out == {"its answer is empty": 1}
+    file = write_parquet_of(tmp_path, [{"problem": f"{index}?", "gold": index} for index in range(4)])
+    for held_out in (2, 0):
+        main([str(file), "--output", str(tmp_path / "data"), "--held-out", str(held_out)])
+        assert (tmp_path / "data" / "val.parquet").exists() == bool(held_out)
 
 
 def test_messages_keep_their_turns_and_get_one_system_prompt():

@@ -1,12 +1,13 @@
 """What a run leaves for its report, in one folder: `run.json` says what it is, `steps.jsonl` has a line a step."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .run_files import read_lines
+from .run_files import RUN_FILE, read_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,21 @@ class RunDescription:
     launch: Mapping[str, Any] = field(default_factory=dict)  # `overrides` and the `folder` they were given in
     versions: Mapping[str, str] = field(default_factory=dict)  # package -> version
     machine: str = ""
+
+
+def read_description(folder: Path) -> RunDescription | None:
+    """That of the run whose record is in a folder; None where it has none.
+
+    Raises:
+        ValueError: for a file that no run has written, or not to its end.
+    """
+    file = folder / RUN_FILE
+    if not file.exists():
+        return None
+    try:
+        return RunDescription(**json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} is not what a run writes: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ...async_dapo.config.values import ConfigError
 from ...async_dapo.record.checkpoint_folder import step_of
-from ...async_dapo.record.run_files import STEPS_FILE, read_lines
+from ...async_dapo.record.run_files import STEPS_FILE, read_lines, set_aside
 from ...async_dapo.startup.overrides import compose_overrides
 from .. import train
 from ..export import export
@@ -28,7 +28,7 @@ from ..quickstart.overrides import quoted
 from ..quickstart.supervision import RayFolder, TrainingProcess, exit_on_signals
 from ..quickstart.train_log import TrainLog
 from .ask import MARK, Question
-from .figures import Answer, as_rows, by_source, figures, joined, table
+from .figures import Answer, as_rows, by_source, figures, joined, read_dump, table
 from .recorder import KEPT_FILE
 from .subject import Subject
 
@@ -60,8 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for text in ask(subject, parsed.ask, samples=parsed.samples or 1):
                 _say(text)
             return
-        result = evaluate(subject, data=parsed.data, samples=parsed.samples)
         output = parsed.output or _default_output(subject)
+        if not os.access(output.parent, os.W_OK) or output.is_dir():
+            raise ConfigError("--output", output, "must be a file in a folder that exists and can be written")
+        result = evaluate(subject, data=parsed.data, samples=parsed.samples)
+        if parsed.output is None:
+            set_aside(output)  # of other data, or other samples
         output.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except ConfigError as error:
         sys.exit(f"async_dapo: {error}")
@@ -175,7 +179,7 @@ def _run(overrides: Sequence[str], subject: Subject, *, folder: Path, ray_folder
 def _result(subject: Subject, config: DictConfig, folder: Path) -> dict[str, Any]:
     kept = json.loads((folder / KEPT_FILE).read_text())
     [dump] = (folder / "answers").glob("*.jsonl")
-    answers = joined(map(json.loads, dump.read_text().splitlines()), kept["sources"], kept["lengths_tok"])
+    answers = joined(read_dump(dump), kept["sources"], kept["lengths_tok"])
     samples, longest_tok = config.actor_rollout_ref.rollout.val_kwargs.n, config.data.max_response_length
     [*_, line] = read_lines(folder / STEPS_FILE)
     files = config.data.val_files

@@ -1,13 +1,15 @@
 """What answers to prompts come to: mean@k, pass@k and lengths, of all of them and of each data source."""
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-METRIC = "acc"  # of the reward function's result; the score where it has none
+METRIC = "acc"  # of the reward function's result; the score where that is no number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,12 @@ def best_of(values: Sequence[float], k: int) -> float:
     return sum(value * math.comb(rank - 1, k - 1) for rank, value in ordered) / total
 
 
+def read_dump(file: Path) -> list[dict[str, Any]]:
+    """Lines of verl's dump. Answers may have characters such as U+2028, which `splitlines` takes for the end of one."""
+    with file.open() as lines:
+        return [json.loads(line) for line in lines]
+
+
 def joined(
     dump: Iterable[Mapping[str, Any]], sources: Mapping[str, str], lengths_tok: Mapping[str, Sequence[int]]
 ) -> list[Answer]:
@@ -66,7 +74,7 @@ def joined(
                 text=row["output"],
                 expected=row.get("gts"),
                 score=float(row["score"]),
-                value=float(row[METRIC] if row.get(METRIC) is not None else row["score"]),
+                value=float(row[METRIC] if isinstance(row.get(METRIC), int | float) else row["score"]),
                 length_tok=lengths[trajectory] if trajectory < len(lengths) else None,
             )
         )
@@ -79,8 +87,8 @@ def figures(
     """Of prompts that were asked `samples` times each; what failed has no answer, and counts as wrong.
 
     Args:
-        prompts: of which some may have no answer at all; None: as many as the answers have.
-        longest_tok: that a response may have; at that length it was cut.
+        prompts: number of prompts, some of which may have no answer at all; None: as many as the answers have.
+        longest_tok: limit of a response; one of that length was cut.
     """
     by_prompt: defaultdict[str, list[float]] = defaultdict(list)
     for answer in answers:

@@ -66,6 +66,10 @@ def _run(options: argparse.Namespace) -> None:
 def _fitted(options: argparse.Namespace, given: dict[str, Any]) -> Fit | None:
     """Engines and job of the run that a record is of."""
     if options.record is not None:
+        strategies = Inputs.load(given).strategies
+        if strategies and RolloutStrategy.PARTIAL not in strategies:
+            remedy = "with --record they must include partial, the default that is compared with the recorded step"
+            raise ConfigError("strategies", options.strategies, remedy)
         return fit(read_record(options.record), given, options.recorded_mode)
     if options.recorded_mode is not None:
         raise ConfigError("recorded_mode", options.recorded_mode, "is the mode of a record; give --record, too")

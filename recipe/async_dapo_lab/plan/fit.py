@@ -6,23 +6,24 @@ assumed; each assumption is named, as each may decide the answer.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...async_dapo.config.values import ConfigError, RolloutStrategy, check_choice
 from .candidates import Candidate, baseline, recipe_candidates
 from .inputs import Inputs
-from .lengths import MEAN, LogNormalLengths
+from .lengths import MEAN
 from .record import OURS, THROUGHPUT, Record
 from .scenario import Scenario
 from .sweep import Row, simulate
 from .systems import VERL, VERL_COLOCATE_ASYNC, VERL_SYNC, verl_colocate_async, verl_sync
 
 MODES = ("sync", "colocate_async", "partial")
-CLOSE = 0.01  # of the recorded rollout, that the fitted one may differ
+CLOSE = 0.01  # largest relative difference between the planned and the recorded rollout
 MOST_TRIES = 12
-GPUS_APART = 0.1  # of the planned ones
-FASTEST, SLOWEST = 0.02, 50.0  # engines, over the constants: beyond, something else than their speed is wrong
+GPUS_APART = 0.1  # largest relative difference between the GPUs that were recorded and those that are planned
+FASTEST, SLOWEST = 0.02, 50.0  # range of the fitted factor; outside of it, something else than the speed is wrong
 # Inputs that decide an answer, and what to say where neither the record nor the user has them.
 DECISIVE = {
     "valid_share": "share of groups that pass the filter; 1 without a filter",
@@ -89,7 +90,7 @@ def fit(record: Record, given: Mapping[str, Any], mode: str | None) -> Fit:
     """
     Args:
         given: inputs of the user, which win over the record.
-        mode: that was recorded, of MODES; None = the record tells.
+        mode: the recorded one, of MODES; None = the record tells which it is.
 
     Raises:
         ConfigError: where the mode is not known, the batch is not the recorded one, or no speed of engines explains the
@@ -127,20 +128,22 @@ class Promise:
     """What this recipe's default is planned to take of a recorded run's step.
 
     Attributes:
-        ratio: trained tokens equal; of the planned steps of both.
-        of_halves: the same, with engines and lengths fitted to each half of the record alone.
+        ratio: planned step of the default over that of the recorded mode, for equally many trained tokens.
+        of_halves: the same, with engines and lengths fitted to each half of the record alone; without a half that
+            cannot be.
     """
 
     fit: Fit
     default_step_s: float
     ratio: float
-    of_halves: tuple[float, float]
+    of_halves: tuple[float, ...]
 
     def __str__(self) -> str:
-        ratios = (self.ratio, *self.of_halves)
+        ratios, missing = (self.ratio, *self.of_halves), 2 - len(self.of_halves)
+        unfitted = f"; {missing} of them cannot be fitted alone" if missing else ""
         return (
             f"From the record: this recipe's default takes {self.ratio:.2f} of the recorded step ({min(ratios):.2f} to "
-            f"{max(ratios):.2f}, with the engines fitted to all of it and to each half): "
+            f"{max(ratios):.2f}, with the engines fitted to all of it and to each half{unfitted}): "
             f"{self.default_step_s:.0f} s in place of {self.fit.record.step_s:.0f} s"
         )
 
@@ -170,8 +173,11 @@ def promise(fitted: Fit, given: Mapping[str, Any], rows: Sequence[Row]) -> Promi
     recorded = next((row for row in rows if row.candidate.system.name == fitted.mode), default)
     ratio = recorded.speed_up / default.speed_up
     mode = fitted.mode.removeprefix(VERL)
-    early, late = (_ratio(fit(half, given, mode), default.candidate) for half in fitted.record.halves())
-    return Promise(fit=fitted, default_step_s=ratio * fitted.record.step_s, ratio=ratio, of_halves=(early, late))
+    of_halves = []
+    for half in fitted.record.halves():
+        with suppress(ConfigError):  # what was planned from all of it is worth printing all the same
+            of_halves.append(_ratio(fit(half, given, mode), default.candidate))
+    return Promise(fit=fitted, default_step_s=ratio * fitted.record.step_s, ratio=ratio, of_halves=tuple(of_halves))
 
 
 def _ratio(fitted: Fit, default: Candidate) -> float:
@@ -195,31 +201,30 @@ def _mode(record: Record, mode: str | None) -> str:
 
 def _taken(record: Record, given: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs that the record tells."""
-    described = Inputs.described()
-    correlation = float(given.get("length_correlation", described["length_correlation"][0]))
+    said = Inputs.load(dict(given))
     taken: dict[str, Any] = {}
     if record.rest_s is not None and record.train_s:
         taken |= {"update_s": record.rest_s, "training_s": record.train_s, "log_prob_s": record.log_prob_s}
     if record.prompt_len_tok is not None:
         taken["prompt_len_tok"] = max(1, round(record.prompt_len_tok))
-    if "lengths" not in given:
-        taken |= _lengths(record, float(given.get("length_sigma", described["length_sigma"][0])), correlation)
-    batch = float(given.get("train_batch_size", 0))
+    if said.lengths is None and not {"length_median_tok", "length_sigma"} <= given.keys():
+        taken |= _lengths(record, said, fits_sigma="length_sigma" not in given)
     if record.valid_share is not None:
         taken["valid_share"] = record.valid_share
-    elif record.filtered_groups is not None and batch:
-        taken["valid_share"] = batch / (batch + record.filtered_groups)
-    elif record.mode != OURS and record.filtered_groups is None:
+    elif record.filtered_groups is not None:
+        valid = said.train_batch_size + record.surplus_groups
+        taken["valid_share"] = valid / (valid + record.filtered_groups)
+    elif record.mode != OURS:
         taken["valid_share"] = 1.0  # verl logs what it filters, and filters nothing by default
     return taken
 
 
-def _lengths(record: Record, sigma: float, correlation: float) -> dict[str, float]:
-    fitted = record.lengths(correlation)
-    if isinstance(fitted, LogNormalLengths):
+def _lengths(record: Record, said: Inputs, *, fits_sigma: bool) -> dict[str, float]:
+    fitted = record.lengths(said.length_correlation) if fits_sigma else None
+    if fitted is not None:
         return {"length_median_tok": fitted.median_tok, "length_sigma": fitted.sigma}
     means = [step[MEAN] for step in record.steps if MEAN in step]
-    return {"length_median_tok": sum(means) / len(means) / math.exp(sigma**2 / 2)} if means else {}
+    return {"length_median_tok": sum(means) / len(means) / math.exp(said.length_sigma**2 / 2)} if means else {}
 
 
 def _check_batch(record: Record, inputs: Inputs) -> None:
@@ -261,8 +266,8 @@ def _fitted(inputs: Inputs, record: Record, name: str) -> tuple[float, float, fl
     raise ConfigError(
         "record",
         record.path,
-        f"no speed of the engines explains a rollout of {wanted_s:.0f} s: the nearest is {rollout_s:.0f} s, at "
-        f"{factor:.2f} times the constants' seconds; check servers, tensor_parallel_size, lengths and recorded_mode",
+        f"no speed of the engines explains a rollout of {wanted_s:.0f} s: at {factor:.2f} times the constants' seconds "
+        f"it takes {rollout_s:.0f} s; check servers, tensor_parallel_size, lengths, training_s and recorded_mode",
     )
 
 

@@ -18,6 +18,7 @@ _LENGTHS_KEY = "response_lens_tok"  # a row may hold a whole group
 
 MEAN, LONGEST, CUT = "response_length/mean", "response_length/max", "response_length/clip_ratio"
 PROMPT, TOKENS = "prompt_length/mean", "perf/total_num_tokens"
+FITTED = (MEAN, LONGEST, CUT, PROMPT, TOKENS)  # what a log-normal is fitted to
 _NORMAL = NormalDist()
 _HALVINGS = 60
 _CUT_SHARE = 0.01  # of responses that end at the very same longest length: a limit has cut them
@@ -136,10 +137,9 @@ def fit_lengths(steps: Sequence[Mapping[str, float]], *, path: str, correlation:
     Raises:
         ConfigError: where no step has the metrics, or they fit no log-normal.
     """
-    wanted = (MEAN, LONGEST, CUT, PROMPT, TOKENS)
-    trained = [step for step in steps if all(key in step for key in wanted)]
+    trained = [step for step in steps if all(key in step for key in FITTED)]
     if not trained:
-        raise ConfigError("lengths", path, f"no step has {', '.join(wanted)}; give measured lengths")
+        raise ConfigError("lengths", path, f"no step has {', '.join(FITTED)}; give measured lengths")
     median_tok, sigma = _fit(trained, path)
     return LogNormalLengths(median_tok=median_tok, sigma=sigma, correlation=correlation)
 
@@ -153,9 +153,9 @@ def _fit(steps: Sequence[Mapping[str, float]], path: str) -> tuple[float, float]
     is_cut = longest.count(max(longest)) > len(steps) / 2 and cut_share * count > 1.5  # the limit, time and again
     at_tok = fmean(longest)
     beyond = cut_share if is_cut else 0.625 / (count + 0.25)  # Blom's score of the largest
-    score = _NORMAL.inv_cdf(1 - beyond)
-    if score <= 0 or not 0 < mean_tok <= at_tok:
+    if not 0 < beyond < 0.5 or not 0 < mean_tok <= at_tok:
         raise ConfigError("lengths", path, f"{100 * beyond:.0f} % of the responses are cut; give measured lengths")
+    score = _NORMAL.inv_cdf(1 - beyond)
     low, high = 0.0, score  # the mean falls from `at_tok` on, as far as this
     for _ in range(_HALVINGS):
         sigma = (low + high) / 2
@@ -202,7 +202,7 @@ def read_jsonl(path: Path, *, key: str, wanted: str) -> list[Any]:
         raise ConfigError(key, path, f"no such file; give {wanted}")
     values: list[Any] = []
     try:
-        for line in path.read_text().splitlines():
+        for line in path.read_text().split("\n"):
             values.append(json.loads(line) if line.strip() else None)
     except json.JSONDecodeError as error:
         wrong = f"line {len(values) + 1} is not JSON ({error})"

@@ -1,13 +1,13 @@
 """What the metrics of a run say of its job: the record that a plan is fitted to.
 
 Formats: verl's `file` logger and this recipe's `steps.jsonl` (a line a step, metrics under `data`), lines of wandb's
-history (metrics at the top), a CSV of wandb's or TensorBoard's page (a column a metric), a folder of TensorBoard's
-events. What a record lacks is None: the planner then assumes it, and says so.
+history (metrics at the top), a CSV of wandb's page (a column a metric), a folder of TensorBoard's events. What a record
+lacks is None: the planner then assumes it, and says so.
 """
 
 import csv
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +15,18 @@ from statistics import fmean
 from typing import Any
 
 from ...async_dapo.config.values import ConfigError
-from .lengths import LONGEST, MEAN, PROMPT, TOKENS, LengthModel, fit_lengths, read_jsonl
-from .systems import VERL_COLOCATE_ASYNC
+from .lengths import FITTED, MEAN, PROMPT, TOKENS, LogNormalLengths, fit_lengths, read_jsonl
+from .systems import VERL_COLOCATE_ASYNC, VERL_SYNC
 
 STEP, ROLLOUT, TRAIN, LOG_PROBS = "timing_s/step", "timing_s/gen", "timing_s/update_actor", "timing_s/old_log_prob"
-FILTERED = "training/filter_groups/evicted_samples"  # of verl's modes, in groups
+# Of verl's modes, in groups; a step that has none does not log it.
+FILTERED = "training/filter_groups/evicted_samples"
+SURPLUS = "training/filter_groups/discarded_surplus_samples"
 OUR_VALID = "async_dapo/filter/valid_share"
 THROUGHPUT = "perf/throughput"  # tokens per second and GPU
-OLD_TOKENS = "/off_policy/"  # in the metrics of verl's asynchronous modes
+STALEST = "training/off_policy/trajectory_staleness_worst/max"  # in versions; all of verl's modes log it
 OURS = "async_dapo/"  # in those of this recipe
-WARMUP = 0.1  # of the steps, which are left out: caches fill, and nothing is continued yet
+WARMUP = 0.1  # share of steps at the beginning that is left out: caches fill, and nothing is continued yet
 FEWEST_STEPS = 4
 _APART = 0.1  # relative difference of two numbers that should be one
 
@@ -35,12 +37,13 @@ class Record:
 
     Attributes:
         rollout_s: None where only whole steps are known.
-        train_s, log_prob_s: of its update, and of the pass before it; 0 where they are not known.
-        rest_s: of a step that is neither rollout, nor update, nor that pass.
-        trajectories: that a step trained on.
-        filtered_groups: of a step, for lack of signal.
-        gpus: that its tokens per second and GPU speak of.
-        doubts: what in it cannot be, in sentences.
+        train_s, log_prob_s: of the update, and of the pass of log-probs before it; 0 where they are not known.
+        rest_s: what is left of a step without rollout, update and that pass.
+        trajectories: trained in a step.
+        filtered_groups: filtered in a step for lack of signal; None where no step says so.
+        surplus_groups: valid groups that verl's sync mode throws away in a step.
+        gpus: number of GPUs, as its tokens per second and GPU imply.
+        doubts: sentences about figures that cannot be right.
     """
 
     path: str
@@ -53,25 +56,28 @@ class Record:
     prompt_len_tok: float | None
     trajectories: float | None
     filtered_groups: float | None
+    surplus_groups: float
     valid_share: float | None
     gpus: float | None
     doubts: tuple[str, ...]
 
     @property
     def mode(self) -> str | None:
-        """verl's mode, where its metrics tell which one ran."""
-        keys = {key for step in self.steps for key in step}
-        if any(key.startswith(OURS) for key in keys):
+        """Which mode ran, where its metrics tell: verl's sync mode never trains on tokens of an older version."""
+        if any(key.startswith(OURS) for step in self.steps for key in step):
             return OURS
-        return VERL_COLOCATE_ASYNC if any(OLD_TOKENS in key for key in keys) else None
+        stalest = [step[STALEST] for step in self.steps if STALEST in step]
+        if not stalest:
+            return None
+        return VERL_COLOCATE_ASYNC if any(stalest) else VERL_SYNC
 
-    def lengths(self, correlation: float) -> LengthModel | None:
+    def lengths(self, correlation: float) -> LogNormalLengths | None:
         """A log-normal that fits its metrics, if it has them.
 
         Args:
             correlation: within a group, which no metric tells [0-1].
         """
-        if not any(all(key in step for key in (MEAN, LONGEST)) for step in self.steps):
+        if not any(all(key in step for key in FITTED) for step in self.steps):
             return None
         return fit_lengths(self.steps, path=self.path, correlation=correlation)
 
@@ -96,7 +102,7 @@ def read_record(path: str) -> Record:
 
 
 def record_of_step(step_s: float, path: str) -> Record:
-    """Of a run of which only the mean step is known, as a paper tells it."""
+    """The record of a run whose mean step alone is known, as from a paper."""
     return _of(path, [{STEP: step_s}])
 
 
@@ -113,7 +119,8 @@ def _of(path: str, steps: Sequence[Mapping[str, float]]) -> Record:
         rest_s=None if rollout_s is None else max(0.0, step_s - rollout_s - train_s - log_prob_s),
         prompt_len_tok=_mean(steps, PROMPT),
         trajectories=_trajectories(steps),
-        filtered_groups=_mean(steps, FILTERED, absent=0.0),
+        filtered_groups=_per_step(steps, FILTERED),
+        surplus_groups=_per_step(steps, SURPLUS) or 0.0,
         valid_share=_mean(steps, OUR_VALID),
         gpus=_gpus(steps),
         doubts=tuple(_doubts(steps)),
@@ -155,12 +162,15 @@ def _doubts(steps: Sequence[Mapping[str, float]]) -> list[str]:
     return doubts
 
 
-def _mean(steps: Sequence[Mapping[str, float]], key: str, *, absent: float | None = None) -> float | None:
-    """Of the steps that have it, or of all, if one that has it not means a number."""
+def _mean(steps: Sequence[Mapping[str, float]], key: str) -> float | None:
+    """Of the steps that have it."""
     values = [step[key] for step in steps if key in step]
-    if not values:
-        return None
-    return fmean(values) if absent is None else sum(values) / len(steps) + absent
+    return fmean(values) if values else None
+
+
+def _per_step(steps: Sequence[Mapping[str, float]], key: str) -> float | None:
+    """Mean of a count that steps with none leave out; None where no step has it."""
+    return fmean(step.get(key, 0.0) for step in steps) if any(key in step for step in steps) else None
 
 
 def _read(path: Path) -> list[dict[str, float]]:
@@ -190,11 +200,14 @@ def _table(path: Path) -> list[dict[str, float]]:
     """A column a metric. wandb's page names it `RUN - METRIC`, and adds columns of the least and the most."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            names = {key: key.rpartition(" - ")[2] for key in reader.fieldnames or ()}
+            rows = [{names[key]: value for key, value in row.items() if key in names} for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError("record", str(path), f"cannot be read as CSV ({error})") from error
-    named = [{key.rpartition(" - ")[2]: value for key, value in row.items() if key} for row in rows]
-    return [_numbers(row) for row in named]
+    if twice := [name for name, count in Counter(names.values()).items() if count > 1]:
+        raise ConfigError("record", str(path), f"has {twice[0]} of several runs; give the columns of one run")
+    return [_numbers(row) for row in rows]
 
 
 def _events(folder: Path) -> list[dict[str, float]]:

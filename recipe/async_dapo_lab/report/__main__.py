@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parsed = parser.parse_args(arguments)
     if parsed.watch is not None and parsed.watch < 1:
         parser.error(f"--watch={parsed.watch}: must be at least 1")
+    if parsed.output is not None and not parsed.output.absolute().parent.is_dir():
+        parser.error(f"--output={parsed.output}: must be a file in a folder that exists")
     runs = [folder.resolve() for folder in parsed.runs]
     try:
         sys.stdout.write(f"{write_report(runs, parsed.output, renewed_s=parsed.watch)}\n")

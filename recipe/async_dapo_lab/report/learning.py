@@ -1,5 +1,6 @@
 """Curves that answer whether a run has learned: accuracy, reward, length, entropy, k3, and what its steps took."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -49,7 +50,8 @@ def _lines(runs: Sequence[Run], title: str, series: Callable[[Run], Series]) -> 
     if len(runs) == 1:
         by_source = runs[0].accuracies() if title == ACCURACY else {}
         return dict(by_source) if len(by_source) > 1 else {"": series(runs[0])}
-    return {run.name: series(run) for run in runs}
+    names = Counter(run.name for run in runs)
+    return {run.name if names[run.name] == 1 else str(run.folder): series(run) for run in runs}
 
 
 def _stack(run: Run) -> dict[str, list[float]]:

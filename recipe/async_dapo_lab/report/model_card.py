@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 
 from ...async_dapo.record import keys
-from .run import Run
+from .run import Run, after_the_first
 
 
 def model_card(run: Run | None, *, step: int, base: str, is_adapter: bool) -> str:
@@ -71,5 +72,6 @@ def _facts(run: Run, step: int) -> Iterator[tuple[str, str]]:
     until = [values for at, values in run.by_step.items() if at <= step]
     if trained := sum(values.get(keys.TOKENS_TRAINED, 0.0) for values in until):
         yield "tokens trained", f"{trained:,.0f}"
-    if (off_policy := run.mean(keys.OFF_POLICY)) is not None:
-        yield "tokens of older policy versions", f"{100 * off_policy:.0f} %"
+    off_policy = [ratio for at, ratio in run.series(keys.OFF_POLICY) if at <= step]
+    if off_policy:
+        yield "tokens of older policy versions", f"{100 * fmean(after_the_first(off_policy)):.0f} %"

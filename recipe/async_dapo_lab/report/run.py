@@ -1,6 +1,5 @@
 """A run as its report sees it: its record, read from the folder it was written to."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -11,8 +10,8 @@ from typing import TypeVar
 
 from ...async_dapo.record import keys
 from ...async_dapo.record.console import accuracies_of, accuracy_name, accuracy_of
-from ...async_dapo.record.run_files import RUN_FILE, STEPS_FILE
-from ...async_dapo.record.run_record import RunDescription, StepRecord, all_causes, read_steps
+from ...async_dapo.record.run_files import STEPS_FILE
+from ...async_dapo.record.run_record import RunDescription, StepRecord, all_causes, read_description, read_steps
 
 VERL_FILE = "metrics.jsonl"  # of verl's file logger, where the quick start and the benchmarks put it
 T = TypeVar("T")
@@ -148,8 +147,12 @@ def after_the_first(of_steps: Sequence[T]) -> Sequence[T]:
 
 
 def _description(folder: Path, by_step: dict[int, dict[str, float]]) -> RunDescription:
-    if (file := folder / RUN_FILE).exists():
-        return RunDescription(**json.loads(file.read_text()))
+    try:
+        found = read_description(folder)
+    except ValueError as error:
+        raise NoRecord(error) from error
+    if found is not None:
+        return found
     is_ours = any(key.startswith(keys.LEDGER) for values in by_step.values() for key in values)
     return RunDescription(name=folder.name, system="async DAPO" if is_ours else "verl", started_s=math.nan)
 
