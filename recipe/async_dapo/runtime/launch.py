@@ -11,7 +11,9 @@ _SECRET = "env_vars"  # variables of the processes: they may hold keys of servic
 
 
 def note_launch(overrides: Sequence[str]) -> None:
-    """For a driver, before it starts Ray: its Hydra overrides, and the folder that their relative paths begin at."""
+    """For a driver, before it starts Ray: its Hydra overrides, behind the flags that name a yaml of the user's, and the
+    folder that their relative paths begin at.
+    """
     kept = [override for override in overrides if _SECRET not in override]
     os.environ[LAUNCH_VARIABLE] = json.dumps({"overrides": kept, "folder": str(Path.cwd())})
 
