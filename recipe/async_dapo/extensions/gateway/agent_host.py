@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from ...core.outcome import Cause, TrajectoryFailed
+from .agent_program import plain_json
 
 # Of the worker's environment: the rest may hold secrets (of Ray, Hugging Face, trackers, clouds) that agents, which the
 # policy steers, must not see. An agent's own `environment` adds what it needs.
@@ -33,11 +34,6 @@ _LINE_BYTES = 2**26  # the longest message
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     """What agents get of the worker's environment."""
     return {name: value for name, value in environment.items() if name in PASSED_ON or name.startswith("LC_")}
-
-
-def plain_json(value: Any) -> Any:
-    """Of arrays and numpy's numbers, JSON; of anything else, its text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 class AgentHost:

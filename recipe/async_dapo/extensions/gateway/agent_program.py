@@ -17,8 +17,10 @@ import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from decimal import Decimal
 from functools import cache
 from importlib import import_module
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,13 @@ class Failed(Exception):
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(what)
         self.kind = kind
+
+
+def plain_json(value: Any) -> Any:
+    """Of arrays, and numbers of numpy, torch and the standard library, JSON; of anything else, its text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return float(value) if isinstance(value, Real | Decimal) else str(value)
 
 
 @cache
@@ -151,7 +160,7 @@ class Program:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     def _tell(self, message: dict[str, Any]) -> None:
-        print(json.dumps(message, default=str), file=self._out, flush=True)
+        print(json.dumps(message, default=plain_json), file=self._out, flush=True)
 
     async def _run(self, start: dict[str, Any]) -> None:
         number = start["start"]
@@ -165,7 +174,11 @@ class Program:
             ended |= {"kind": "agent_failed", "error": f"its agent raised {error!r}", "traceback": told}
         finally:
             self._running.pop(number, None)
-        self._tell(ended)
+        try:
+            self._tell(ended)
+        except Exception as error:  # keys that JSON does not have, a result that holds itself
+            what = f"its agent's result cannot be written as JSON: {error!r}"
+            self._tell({"ended": number, "kind": "agent_failed", "error": what})
 
     def hear(self, told: dict[str, Any]) -> None:
         """A message of the worker."""
