@@ -21,7 +21,7 @@ GRID = {
     "setting": "Simulated setting",
     "of_sync": "Of sync",
     "of_colocate": "Of colocate_async",
-    "equal_of_colocate": "The same at equal share",
+    "equal_of_colocate": "Of colocate_async, at equal share",
 }
 SIDES = {side_by_side.SYNC: "Of sync", side_by_side.SHORT_POLL: "Of colocate_async"}
 STEP, RATE = ["ratio", "lowest", "highest"], ["rate", "rate_lowest", "rate_highest"]

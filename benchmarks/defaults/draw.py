@@ -180,7 +180,7 @@ README_TITLES = {
     "setting": "Simulated cluster and job",
     "of_sync": "Over verl sync",
     "of_colocate": "Over colocate_async",
-    "equal_of_colocate": "The same, at equal off-policy share",
+    "equal_of_colocate": "Over colocate_async, at equal off-policy share",
 }
 
 

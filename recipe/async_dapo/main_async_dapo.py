@@ -21,7 +21,7 @@ from .runtime.interruption import interruptible, noted_step
 from .runtime.launch import note_launch, without_secrets
 from .runtime.logs import last_line, log_phase, note_start, show_logs
 from .runtime.verl_version import check_versions
-from .startup.overrides import explained_overrides, show_usage
+from .startup.overrides import CommandLine, explained_overrides, show_usage
 from .startup.preflight import check_all
 
 MODULE = f"{__package__}.main_async_dapo"
@@ -42,7 +42,7 @@ def main(module: str = MODULE) -> None:
 def _run(config: DictConfig) -> None:
     show_logs()
     note_start()
-    note_launch(HydraConfig.get().overrides.task)
+    note_launch([*CommandLine.of(sys.argv[1:]).yaml_flags, *HydraConfig.get().overrides.task])
     with explained(), told_how_to_go_on(config):
         check_all(config)
         log_phase("options, data, model and reward function are checked; starting Ray")

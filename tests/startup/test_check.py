@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hydra._internal.utils import get_args_parser
 
 from recipe.async_dapo.check import main
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, ConfigErrors, check_each
 from recipe.async_dapo.startup import data_check
-from recipe.async_dapo.startup.overrides import compose_overrides
+from recipe.async_dapo.startup.overrides import CommandLine, before_overrides, compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, checks_of, findings
 from recipe.async_dapo_lab import check
 from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL
@@ -149,6 +150,15 @@ def test_given_a_yaml_of_the_users_when_checked_then_its_options_are(files, tmp_
     assert main(["--config-dir", str(tmp_path), "--config-name=mine", *valid_overrides(files)]) == 0
     assert main(["--config-dir", str(tmp_path), "--config-name=other", *valid_overrides(files)]) == 1
     assert "BAD  overrides              --config-name=other: Hydra says: " in capsys.readouterr().out
+    flags = CommandLine.of(["-cd", str(tmp_path), "-cn", "mine", "data.seed=1"]).yaml_flags
+    assert compose_overrides([*flags, "data.seed=1"]).trainer.save_freq == 3, "as evaluate composes a saved run"
+
+
+def test_given_flags_when_overrides_are_put_before_the_users_then_hydra_takes_all_in_one_piece():
+    given = before_overrides(["--config-dir", "own", "--config-name", "mine", "data.seed=1", "data.seed=2"], "a.b=0")
+    read = get_args_parser().parse_args(given)
+    assert read.overrides == ["a.b=0", "data.seed=1", "data.seed=2"] and read.config_name == "mine"
+    assert before_overrides(["--config-name", "mine"], "a.b=0") == ["--config-name", "mine", "a.b=0"]
 
 
 def test_given_an_accelerator_that_is_not_known_when_checked_then_the_known_ones_are_named(files, capsys):

@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentError, ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -44,6 +44,13 @@ class CommandLine:
     name: str = CONFIG_NAME
     others: tuple[str, ...] = ()  # flags that have nothing to do with the options of a run
 
+    @property
+    def yaml_flags(self) -> tuple[str, ...]:
+        """Flags that name the user's yaml, for another command; none for the recipe's own."""
+        if (self.folder, self.name) == (CONFIG_FOLDER, CONFIG_NAME):
+            return ()
+        return f"--config-dir={self.folder}", f"--config-name={self.name}"
+
     @classmethod
     def of(cls, arguments: Sequence[str]) -> "CommandLine":
         """
@@ -65,6 +72,14 @@ class CommandLine:
         )
 
 
+def before_overrides(arguments: Sequence[str], *given: str) -> list[str]:
+    """The arguments with these overrides before the user's, which so go before them. Flags stay in front: Hydra takes
+    overrides in one piece only.
+    """
+    first = next((at for at, one in enumerate(arguments) if "=" in one and not one.startswith("-")), len(arguments))
+    return [*arguments[:first], *given, *arguments[first:]]
+
+
 def show_usage(arguments: Sequence[str], *, module: str, about: str) -> None:
     """End the process with usage and the way to the options, if asked for: Hydra would print all options."""
     if not {"-h", "--help"} & set(arguments):
@@ -75,7 +90,7 @@ def show_usage(arguments: Sequence[str], *, module: str, about: str) -> None:
 
 
 def compose_overrides(overrides: Sequence[str], base: Sequence[str] = ()) -> DictConfig:
-    """The configuration with these overrides.
+    """The configuration with these overrides, among which `yaml_flags` may be.
 
     Args:
         base: overrides before them, for options that the recipe's yaml does not have.
@@ -83,7 +98,8 @@ def compose_overrides(overrides: Sequence[str], base: Sequence[str] = ()) -> Dic
     Raises:
         ConfigError: for an override that Hydra cannot read or apply.
     """
-    config, errors = compose_what_is_right(CommandLine(overrides=(*base, *overrides)))
+    line = CommandLine.of([*base, *overrides])
+    config, errors = compose_what_is_right(replace(line, overrides=(*line.overrides, *line.others)))
     if config is None or errors:
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
     return config

@@ -136,7 +136,9 @@ class AsyncDAPOTrainer(PPOTrainer):
         self._passes = self._passes_class(self.config, self.options, self.actor_rollout_wg)
         why_two = self._passes.why_two
         log_phase(
-            "no pass before the update" if why_two is None else f"a pass of log-probs before the update: {why_two}"
+            "no pass of log-probs before the update"
+            if why_two is None
+            else f"a pass of log-probs before the update: {why_two}"
         )
 
     def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:

@@ -19,7 +19,7 @@ from ...async_dapo.config.values import (
 )
 from .calibration import calibrate
 from .costs import ServerConstants
-from .hardware import ACCELERATORS, DEFAULT_ACCELERATOR, Accelerator, find_accelerator, load_model
+from .hardware import ACCELERATORS, DEFAULT_ACCELERATOR, MODEL_PRESETS, Accelerator, find_accelerator, load_model
 from .lengths import LengthModel, LogNormalLengths, load_lengths
 from .model_size import ModelShape
 from .scenario import Scenario
@@ -39,7 +39,9 @@ DraftTok = Annotated[float, Meta(ge=0, le=MOST_DRAFT_TOK, description=f"a number
 class Inputs:
     """The planner's inputs; defaults are the reference setting: Qwen3-8B, 8 x H200, up to 16K tokens, DAPO's batch."""
 
-    model: Annotated[str, "preset, Hugging Face config.json, or the folder that holds it"] = "qwen3-8b"
+    model: Annotated[
+        str, f"Hugging Face config.json, the folder that holds it, or a preset: {', '.join(MODEL_PRESETS)}"
+    ] = "qwen3-8b"
     weight_gb: Annotated[Positive | None, "weights [1e9 bytes]; null = from the model's config.json, bf16"] = None
     kv_bytes_per_token: Annotated[Positive | None, "KV cache of a token [bytes]; null = from config.json, bf16"] = None
     kv_cache_dtype: Annotated[

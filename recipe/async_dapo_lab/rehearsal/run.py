@@ -11,6 +11,7 @@ from ...async_dapo.config.options import CONFIG_FOLDER, CONFIG_NAME
 from ...async_dapo.main_async_dapo import explained
 from ...async_dapo.runtime.garbage import collect_cycles_rarely
 from ...async_dapo.runtime.verl_version import check_versions
+from ...async_dapo.startup.overrides import before_overrides
 from ...async_dapo.startup.preflight import check_all
 from .emulation import check_rehearsable, emulate, use_stand_in
 from .options import WITH_REHEARSAL, RehearsalOptions
@@ -22,7 +23,7 @@ def main() -> None:
     collect_cycles_rarely()
     with explained():
         check_versions()
-    sys.argv[1:1] = WITH_REHEARSAL
+    sys.argv[1:] = before_overrides(sys.argv[1:], *WITH_REHEARSAL)
     _run()
 
 

@@ -17,8 +17,10 @@ import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from decimal import Decimal
 from functools import cache
 from importlib import import_module
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,13 @@ class Failed(Exception):
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(what)
         self.kind = kind
+
+
+def plain_json(value: Any) -> Any:
+    """Of arrays, and numbers of numpy, torch and the standard library, JSON; of anything else, its text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return float(value) if isinstance(value, Real | Decimal) else str(value)
 
 
 @cache
@@ -198,7 +207,11 @@ class Program:
             ended |= {"kind": "agent_failed", "error": f"its agent raised {_shown(error)}", "traceback": told}
         finally:
             self._running.pop(number, None)
-        self._tell(ended)
+        try:
+            self._tell(ended)
+        except Exception as error:  # keys that JSON does not have, a result that holds itself
+            what = f"its agent's result cannot be written as JSON: {error!r}"
+            self._tell({"ended": number, "kind": "agent_failed", "error": what})
 
     def hear(self, told: dict[str, Any]) -> None:
         """A message of the worker."""
