@@ -15,7 +15,9 @@ _SECRET = re.compile(r"(env_vars|api_?key|secret|password|hf_token|access_token|
 
 
 def note_launch(overrides: Sequence[str]) -> None:
-    """For a driver, before it starts Ray: its Hydra overrides, and the folder that their relative paths begin at."""
+    """For a driver, before it starts Ray: its Hydra overrides, behind the flags that name a yaml of the user's, and the
+    folder that their relative paths begin at.
+    """
     kept = [override for override in overrides if not _SECRET.search(override)]
     os.environ[LAUNCH_VARIABLE] = json.dumps({"overrides": kept, "folder": str(Path.cwd())})
 

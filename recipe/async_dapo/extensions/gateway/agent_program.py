@@ -17,10 +17,8 @@ import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from decimal import Decimal
 from functools import cache
 from importlib import import_module
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +41,6 @@ class Failed(Exception):
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(what)
         self.kind = kind
-
-
-def plain_json(value: Any) -> Any:
-    """Of arrays, and numbers of numpy, torch and the standard library, JSON; of anything else, its text."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return float(value) if isinstance(value, Real | Decimal) else str(value)
 
 
 @cache
@@ -207,11 +198,7 @@ class Program:
             ended |= {"kind": "agent_failed", "error": f"its agent raised {_shown(error)}", "traceback": told}
         finally:
             self._running.pop(number, None)
-        try:
-            self._tell(ended)
-        except Exception as error:  # keys that JSON does not have, a result that holds itself
-            what = f"its agent's result cannot be written as JSON: {error!r}"
-            self._tell({"ended": number, "kind": "agent_failed", "error": what})
+        self._tell(ended)
 
     def hear(self, told: dict[str, Any]) -> None:
         """A message of the worker."""

@@ -111,13 +111,6 @@ def python(program: str, **sample: Any) -> dict[str, Any]:
     return command(sys.executable, "-c", program, **sample)
 
 
-def test_given_results_of_other_types_then_numbers_arrive_as_numbers_and_what_is_no_json_fails(agents: None) -> None:
-    of_numpy, no_json = hosted(function("of_numpy"), function("no_json"))
-    assert of_numpy == {"reward": 0.5, "acc": True}
-    assert isinstance(no_json, TrajectoryFailed) and no_json.reason == "agent_failed"
-    assert "cannot be written as JSON" in str(no_json)
-
-
 def test_given_functions_then_they_run_side_by_side_and_each_has_its_own_result_or_failure(agents: None) -> None:
     began_s = time.monotonic()
     names = ["blocks"] * 6
