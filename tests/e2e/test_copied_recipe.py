@@ -55,7 +55,7 @@ def test_given_both_copied_then_a_run_is_planned_checked_and_reported(tmp_path):
     planned = start(lab, *small, "--json", str(tmp_path / "plan.json"), entry="plan")
     assert planned.returncode == 0 and (tmp_path / "plan.json").exists(), planned.stderr
     checked = start(lab, "rehearsal.accelerator=h100", "async_dapo.stop_rules=fifo", entry="check")
-    assert checked.returncode == 1 and "Could not override 'async_dapo.stop_rules'" in checked.stdout
+    assert checked.returncode == 1 and "did you mean async_dapo.stop_rule" in checked.stdout
     folder = write_recipe_run(tmp_path / "run", steps=2)
     reported = start(lab, str(folder), entry="report")
     assert reported.returncode == 0 and (folder / "report.html").exists(), reported.stderr

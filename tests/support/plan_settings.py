@@ -13,7 +13,7 @@ from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import System
 
-OPTIONS = st.fixed_dictionaries(
+_CHOICES = st.fixed_dictionaries(
     {
         "rollout_strategy": st.sampled_from(list(RolloutStrategy)).map(str),
         "stop_rule": st.sampled_from(list(StopRuleName)).map(str),
@@ -25,6 +25,15 @@ OPTIONS = st.fixed_dictionaries(
         "max_partial_share": st.sampled_from([None, 0.2]),
     }
 )
+
+
+def _with_room_for_old_kv(options: dict[str, Any]) -> dict[str, Any]:
+    """Old KV waits in host memory, where engines share the trainer's GPUs."""
+    keeps = options["rollout_strategy"] == RolloutStrategy.PARTIAL_STALE_KV
+    return options | ({"host_kv_gib": 8.0} if keeps else {})
+
+
+OPTIONS = _CHOICES.map(_with_room_for_old_kv)
 
 
 def small_scenario(**changes: Any) -> Scenario:

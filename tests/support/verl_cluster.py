@@ -92,6 +92,17 @@ class EmulatedVerlServer(vLLMHttpServer):
         return await super().abort_all_requests(reset_prefix_cache, reject_request)
 
 
+class PausableEngine(EmulatedEngine):
+    """Aborts and goes on as verl's server asks for it, in which this recipe's server has other ways."""
+
+    async def pause_generation(self, **_: Any) -> None:
+        await self.abort(list(self._running))
+        await asyncio.sleep(0)  # those who wait for tokens take them first, as with vLLM
+
+    async def resume_generation(self) -> None:
+        pass
+
+
 class VerlCluster:
     """Args:
     scenario: what the engines emulate; prompts have two tokens.
@@ -182,7 +193,7 @@ class VerlCluster:
     def _start_server(self, monkeypatch: pytest.MonkeyPatch) -> EmulatedVerlServer:
         clock = CompressedClock(1.0, origin_s=0.0, real_s=self.loop.time)
         model = Engine(self.scenario.step_cost(), max_num_seqs=self.scenario.max_num_seqs)
-        engine = EmulatedEngine(model, self.book, clock)
+        engine = PausableEngine(model, self.book, clock)
         made = start_server(monkeypatch, engine)  # leaves verl's constructor without Ray and a model
         assert isinstance(made, vLLMHttpServer)
         server = object.__new__(EmulatedVerlServer)

@@ -288,7 +288,8 @@ def _check_lasting(config: DictConfig, folder: Path) -> None:
     """A resume would go on with what the checkpoint holds, and say nothing."""
     from verl.trainer.ppo.utils import need_critic
 
-    now = lasting_options(config)
-    for key, saved in read_complete(folder).options.items():
+    noted = read_complete(folder).options
+    now = lasting_options(config) if noted else {}
+    for key, saved in noted.items():
         if key in now and now[key] != saved and (not key.startswith("critic.") or need_critic(config)):
             raise refused(config, key, _SAVED_WITH.format(folder, saved))
