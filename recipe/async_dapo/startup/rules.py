@@ -276,7 +276,7 @@ def _computes_otherwise(it: Run, model: str) -> bool:
     """FSDP reads the type of its computations elsewhere; one that says the same there is in nobody's way."""
     node = _MODELS[model] + _FSDP_NODES[model][-1]
     named, real = it.get(node + "dtype"), it.get(node + "mixed_precision.param_dtype") or BFLOAT_LIST[0]
-    same = next((kinds for kinds in (HALF_LIST, FLOAT_LIST, BFLOAT_LIST) if real in kinds), [])
+    same: list[Any] = next((kinds for kinds in (HALF_LIST, FLOAT_LIST, BFLOAT_LIST) if real in kinds), [])
     return it.model_engine == "dp" and it.builds[model] and named not in (None, *BFLOAT_LIST, *same)
 
 
