@@ -2,7 +2,8 @@
 
 python -m benchmarks.gpu_day.run --output "$OUT" --minutes 9
 
-The first part trains, since all others are worth little where that fails. What each part finds is written as it comes:
+The first part is an engine's life without Ray, a step and a full cache: what fails there would show in a training
+only as a hang or as other probabilities. The second trains. What each part finds is written as it comes:
 `parts.jsonl` (a line a part: how it ended, seconds, last words), `runs.csv`, `gpu_check_*.json`, `calibration.jsonl`. A
 part that hangs is ended at its limit with all that it has started, and the next one runs; one that the minutes leave no
 time for is named, and `--parts` runs it later. `--device cpu` rehearses with small sizes; what needs a GPU is told as
@@ -51,7 +52,8 @@ def compare(system: str) -> Part:
 
 
 PARTS = (
-    check("training", "--only", "2", "--cases", "partial", limit_s=240.0),
+    check("minute", "--minute", limit_s=240.0, **{"minute/life.log": "life.log"}),
+    check("training", "--only", "2", "--cases", "partial", limit_s=150.0),
     compare("partial"),
     compare("verl colocate_async, 0.05 s poll"),
     compare("partial_stale_kv, host memory"),

@@ -122,8 +122,8 @@ def test_given_parts_that_hang_or_fail_when_run_then_they_are_ended_and_the_next
     assert not any(hanging.__name__ in title_of(process) for process in psutil.Process().children(recursive=True))
 
 
-def test_the_first_part_trains_and_every_part_of_the_check_is_one_of_its_cases():
-    assert run.PARTS[0].command[1:] == ("--only", "2", "--cases", "partial")
+def test_the_first_part_is_the_minute_and_every_part_of_the_check_is_one_of_its_cases():
+    assert [part.command[1] for part in run.PARTS[:2]] == ["--minute", "--only"]
     asked = {case for part in run.PARTS if "--cases" in part.command for case in part.command[4:]}
     assert asked < {case.name for case in CASES}
     assert len({part.name for part in run.PARTS}) == len(run.PARTS)

@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..quickstart.activation import cpu_environment
 from ..quickstart.supervision import exit_on_signals
-from . import machine, speed, training
+from . import machine, minute, speed, training
 from .assets import make_config, prepare, prepare_family
 from .verdicts import Results, skipped
 
@@ -27,6 +28,7 @@ class Options:
     device: str
     only: int | None
     cases: list[str] | None
+    minute: bool
     tensor_parallel_size: int
     model: Path | None
     output: Path
@@ -56,11 +58,36 @@ class Check:
         results.note("makes a model and data, and starts engines: the next lines take minutes")
         self._assets = prepare(options.output, device=options.device)
         self._model = options.model or self._assets.model
+        if options.minute:
+            self._minute()
+            return
         themes = {"2. training": self._training, "3. speed": self._speed, "4. several GPUs": self._several}
         for number, (theme, check) in enumerate(themes.items(), start=2):
             if options.only in (None, number):
                 results.begin(theme)
                 check()
+
+    def _minute(self) -> None:
+        """An engine without Ray, one trained step, a full cache; what fails early makes the rest needless."""
+        options, results = self._options, self._results
+        results.begin("2. the first minute")
+        folder = options.output / "minute"
+        about = minute.ON_A_CPU if options.is_cpu else {"graphs": training.GRAPHS}
+        environment = self._engine_environment()
+        for stage, judge in (
+            ("life", partial(minute.judge_life, device=options.device)),
+            ("pressure", minute.judge_pressure),
+        ):
+            began_s = time.perf_counter()
+            settings = minute.MinuteSettings(stage=stage, model=str(self._model), folder=str(folder), **about)
+            facts, ended = minute.run_stage(settings, environment=environment)
+            verdicts = dict(judge(facts, ended))
+            for name, verdict in verdicts.items():
+                results.add(name, verdict, seconds=time.perf_counter() - began_s)
+            if any(verdict.is_failure for verdict in verdicts.values()):
+                return
+            if stage == "life":
+                self._train(replace(training.CASES[0], steps=1))
 
     def _training(self) -> None:
         for case in training.CASES:
@@ -93,12 +120,10 @@ class Check:
         """On a GPU of an engine with an 8B model's sizes, or one's own model; weights are made up."""
         options, began_s = self._options, time.perf_counter()
         settings = speed.SpeedSettings(model=str(self._model), folder=str(options.output / "speed"))
-        environment = cpu_environment(os.environ, code_path=training.CODE_PATH)
-        environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        environment = self._engine_environment()
         if options.is_cpu:
             changes = speed.ON_A_CPU
         else:
-            del environment["VERL_PLATFORM"]
             model = options.model or make_config(options.output / "large_model")
             kwargs = {"tensor_parallel_size": options.tensor_parallel_size, "compilation_config": training.GRAPHS}
             changes = {"model": str(model), "engine_kwargs": kwargs}
@@ -107,6 +132,12 @@ class Check:
         )
         verdict = speed.judge_speed(facts, ended)
         self._results.add("decode", verdict, seconds=time.perf_counter() - began_s, measured=facts)
+
+    def _engine_environment(self) -> dict[str, str]:
+        environment = cpu_environment(os.environ, code_path=training.CODE_PATH)
+        if not self._options.is_cpu:
+            del environment["VERL_PLATFORM"]
+        return environment | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "INFO"}
 
     def _several(self) -> None:
         for case in training.OF_TWO:
@@ -141,6 +172,9 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine to check; theme 4 needs two or more")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: check what a CPU can")
     parser.add_argument("--only", type=int, choices=range(2, 5), metavar="N", help="beside theme 1 only theme N")
+    parser.add_argument(
+        "--minute", action="store_true", help="theme 1, then the first minute alone: an engine's life, a step"
+    )
     cases = [case.name for case in training.CASES]
     parser.add_argument("--cases", nargs="+", choices=cases, metavar="CASE", help=f"of theme 2 only {', '.join(cases)}")
     parser.add_argument("--model", type=Path, help="folder of a model to check with, instead of one made here")
