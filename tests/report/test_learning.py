@@ -128,5 +128,5 @@ def test_a_page_that_is_watched_is_written_again_with_what_came_and_renewed_by_t
     monkeypatch.setattr(report.time, "sleep", sleep)
     report.main([str(folder), "--watch", "5"])
     assert [seconds for seconds, _ in seen] == [5, 5]
-    assert all('http-equiv="refresh" content="5"' in text for _, text in seen) and "0.123" not in seen[0][1]
+    assert all('http-equiv="refresh" content="5"' in text for _, text in seen)
     assert seen[0][1] != seen[1][1] and "refresh" not in Path(folder, "report.html").read_text()
