@@ -75,7 +75,7 @@ def test_given_engines_of_their_own_when_steps_train_then_each_has_b_groups_of_n
 def test_given_a_trainer_that_trains_then_engines_generate_meanwhile(run):
     """Not in every step: where they are ahead they soon have all that may be under way."""
     inflight = [note["inflight_in_training"] for note in run.noted("inflight_in_training")]
-    assert any(requests > 0 for requests in inflight)
+    assert sum(requests > 0 for requests in inflight) >= len(inflight) / 2
 
 
 @pytest.mark.nightly
