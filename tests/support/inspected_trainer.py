@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -89,7 +90,7 @@ class InspectedTrainer(AsyncDAPOTrainer):
     def prepare_step(self) -> dict[str, Any]:
         if self._looks_at_engines:
             self._at_start = self._describe_buffer()
-            self._gauge = _Gauge(self.llm_server_manager.get_addresses())
+            self._gauge = Gauge(self._most_running)
         metrics = super().prepare_step()
         self._kill("round")
         return metrics
@@ -142,7 +143,6 @@ class InspectedTrainer(AsyncDAPOTrainer):
         }
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        note(step=self.global_steps, inflight_in_training=self._engines_status()["total_inflight"])
         self._kill("training")
         if self.global_steps == self._switches.wait_at:
             note(waits=self.global_steps)
@@ -155,6 +155,9 @@ class InspectedTrainer(AsyncDAPOTrainer):
 
     def _engines_status(self) -> dict[str, Any]:
         return ray.get(self.replay_buffer.manager._balancer.get_status.remote())
+
+    def _most_running(self) -> float:
+        return max(_running_requests(address) for address in self.llm_server_manager.get_addresses())
 
     def _describe_buffer(self) -> list[dict[str, Any]]:
         return [
@@ -269,13 +272,13 @@ def _running_requests(address: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running"))
 
 
-class _Gauge:
-    """The most requests that vLLM counted as running while a round was open."""
+class Gauge:
+    """The most that was read while it watched, ten times a second."""
 
-    def __init__(self, addresses: list[str]) -> None:
+    def __init__(self, read: Callable[[], float]) -> None:
         self._most = 0.0
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=(addresses,), daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(read,), daemon=True)
         self._thread.start()
 
     def stop(self) -> float:
@@ -283,9 +286,9 @@ class _Gauge:
         self._thread.join()
         return self._most
 
-    def _watch(self, addresses: list[str]) -> None:
+    def _watch(self, read: Callable[[], float]) -> None:
         while not self._stopped.wait(0.1):
-            self._most = max(self._most, *(_running_requests(address) for address in addresses))
+            self._most = max(self._most, read())
 
 
 def train(config: DictConfig) -> None:

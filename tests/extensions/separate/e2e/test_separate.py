@@ -73,9 +73,11 @@ def test_given_engines_of_their_own_when_steps_train_then_each_has_b_groups_of_n
 
 
 def test_given_a_trainer_that_trains_then_engines_generate_meanwhile(run):
-    """Not in every step: where they are ahead they soon have all that may be under way."""
-    inflight = [note["inflight_in_training"] for note in run.noted("inflight_in_training")]
-    assert sum(requests > 0 for requests in inflight) >= len(inflight) / 2
+    """Each step makes room for groups to begin, which engines do not end before a batch is taken. Where they are the
+    faster ones, they have ended them before the update.
+    """
+    inflight = [note["most_inflight_in_training"] for note in run.noted("most_inflight_in_training")]
+    assert len(inflight) >= LAST_STEP and sum(requests > 0 for requests in inflight) >= len(inflight) / 2
 
 
 @pytest.mark.nightly

@@ -7,7 +7,7 @@ import ray
 
 from recipe.async_dapo.extensions.separate.trainer import SeparateTrainer
 
-from ....support.inspected_trainer import InspectedTrainer, note
+from ....support.inspected_trainer import Gauge, InspectedTrainer, note
 
 REJOIN_S = 300.0  # longest time until an engine has started in the place of a lost one
 
@@ -25,8 +25,13 @@ class InspectedSeparateTrainer(InspectedTrainer, SeparateTrainer):
             time.sleep(0.1)
         super()._save_checkpoint()
 
+    def on_sample_end(self) -> None:
+        super().on_sample_end()
+        self._in_training = Gauge(lambda: self._engines_status()["total_inflight"])
+
     def on_step_end(self) -> None:
         super().on_step_end()
+        note(step=self.global_steps, most_inflight_in_training=self._in_training.stop())
         if self.global_steps == self._switches.rejoin_at:
             self._await_replacement()
 
