@@ -55,8 +55,10 @@ def draw(lines: pd.DataFrame, path: Path) -> None:
         ticks = [0.05, 0, -0.05, -0.1, -0.3, -1]
         axis.set_yticks(ticks, map(str, ticks))
         axis.set_title(task)
-    figure.supxlabel("staleness, k3(mu, pi_prox) [nats a token]", fontsize="medium")
-    figure.supylabel("accuracy less on-policy's", fontsize="medium")
+    figure.supxlabel(
+        "how far old tokens are from the policy that trains on them: k3(mu, pi_prox) [nats a token]", fontsize="medium"
+    )
+    figure.supylabel("final accuracy, stale minus on-policy", fontsize="medium")
     for axis in free:
         axis.axis("off")
     named = {label: drawn for axis in axes for drawn, label in zip(*axis.get_legend_handles_labels(), strict=True)}

@@ -244,12 +244,13 @@ def recommendation(lines: pd.DataFrame) -> str:
     if bound is None:
         return f"No `max_staleness` has {SEEDS} seeds of each task that are level with on-policy.\n"
     lowest, nats = own.loc[own["gap"].idxmin()], shown["nats"].max()
+    lost = "all" if lowest["lost"] == lowest["seeds"] else lowest["lost"]
     return (
         f"With `{DEFAULT[2]}` and tokens up to `async_dapo.max_staleness={bound}` old, accuracy ended at most "
         f"{-shown['lowest'].min():.3f} below on-policy's in each of {len(JUDGED)} tasks (95 %, {SEEDS} seeds); k3 was "
         f"up to {nats:.2g} nats a token. The worst of all its settings, {lowest['rate_factor']:g} times the learning "
         f"rate and `max_staleness={lowest['staleness']}`, ended {-lowest['gap']:.2f} below on-policy in the mean of "
-        f"{lowest['seeds']} seeds; {lowest['lost']} of them were lost.\n"
+        f"{lowest['seeds']} seeds; {lost} of them were lost.\n"
     )
 
 
