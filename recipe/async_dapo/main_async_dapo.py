@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from .config.options import CONFIG_FOLDER, CONFIG_NAME
 from .config.values import ConfigError
-from .record.checkpoint_folder import checkpoint_folders, run_of
+from .record.checkpoint_folder import DamagedCheckpoint, absent_parts, checkpoint_folders, read_complete, run_of
 from .runtime.garbage import collect_cycles_rarely
 from .runtime.interruption import interruptible, noted_step
 from .runtime.launch import note_launch, without_secrets
@@ -102,6 +102,9 @@ def how_to_go_on(config: DictConfig) -> str:
     saved = next((folder for folder in checkpoint_folders(root) if run_of(folder) is not None), None)
     if saved is None:
         return f"no checkpoint is saved (trainer.save_freq={trainer.save_freq})\nTo begin anew: {command}"
+    with suppress(DamagedCheckpoint):  # then the older one is found at the start
+        if absent := absent_parts(read_complete(saved), "actor"):
+            return f"{saved} is saved, without {' and '.join(absent)}: no run goes on from it\nTo begin anew: {command}"
     if trainer.resume_mode != "auto":
         command += " trainer.resume_mode=auto trainer.resume_from_path=null"
     return f"{saved} is saved\nTo go on from there: {command}"

@@ -156,6 +156,50 @@ def test_given_a_worker_that_cannot_be_made_when_engines_start_then_the_start_en
         threading.Event().wait(PATIENCE_S)
 
 
+class AskedAgain:
+    """A handle of an actor, whose first answers are others."""
+
+    def __init__(self, actor: ActorHandle, *first: Any) -> None:
+        self.__ray_ready__ = SimpleNamespace(remote=self._answer)
+        self._actor, self._first = actor, list(first)
+        self.went_on = threading.Event()
+
+    def _answer(self) -> Any:
+        if not self._first:
+            self.went_on.set()
+            return self._actor.__ray_ready__.remote()
+        answer = self._first.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@ray.remote(num_cpus=0)
+def fails() -> None:
+    raise ValueError("of the answer")
+
+
+def test_given_a_look_that_fails_when_the_actor_dies_afterwards_then_its_death_is_seen() -> None:
+    worker = start_servers(1)["server-0"]
+    asked: Any = AskedAgain(worker, fails.remote(), fails.remote())
+
+    def dies_later() -> None:
+        assert asked.went_on.wait(PATIENCE_S)
+        ray.kill(worker)
+        threading.Event().wait(PATIENCE_S)
+
+    with pytest.raises(ActorDied, match=r"^worker died: "), watched({"worker": asked}):
+        dies_later()
+
+
+def test_given_a_watch_that_cannot_go_on_then_the_run_ends_with_a_sentence() -> None:
+    """It ended in silence, and a death after that was never seen."""
+    asked: Any = AskedAgain(start_servers(1)["server-0"], fails.remote(), RuntimeError("Ray is gone"))
+    said = "^nobody sees any more whether worker live: RuntimeError: Ray is gone"
+    with pytest.raises(ActorDied, match=said), watched({"worker": asked}):
+        threading.Event().wait(PATIENCE_S)
+
+
 def test_given_another_run_on_the_cluster_when_a_queue_is_opened_then_it_is_refused_and_the_other_goes_on() -> None:
     command = [sys.executable, "-c", OTHER_RUN, ray.get_runtime_context().gcs_address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

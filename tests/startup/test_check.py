@@ -104,7 +104,7 @@ def test_given_what_no_check_foresees_when_checked_then_it_has_a_line_and_the_ot
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["reward.reward_manager.name=dapoo"], "dapoo: cannot be made: ValueError('Unknown reward"),
+        (["reward.reward_manager.name=dapoo"], "dapoo: verl says: Unknown reward manager: dapoo; set one of verl's"),
         ([f"{OVERLONG}.enable=True", f"{OVERLONG}.len=33"], "dapo: cannot be made: AssertionError('max_resp_len"),
     ],
 )

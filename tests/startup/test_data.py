@@ -10,8 +10,9 @@ import pytest
 from omegaconf import DictConfig
 
 from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup.data_check import check_data
-from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.startup.preflight import check_all, findings
 
 from ..support.composed_runs import refusal, row, rows, write_lines, write_parquet
 
@@ -88,6 +89,53 @@ def test_given_rows_with_null_for_a_tool_when_checked_then_tool_and_row_are_name
         return
     said = f"data.train_files={path}: has null for search in extra_info.tools_kwargs: '1000+1='; give each row a value"
     assert refusal(run, f"data.train_files={path}").startswith(said)
+
+
+OWN_LOOP = """
+class Loop:
+    def run(self): ...
+"""
+
+
+@pytest.mark.parametrize("by", ["default_agent_loop", "agent_name"])
+@pytest.mark.parametrize(
+    ("change", "is_refused"),
+    [
+        ({"reward_model": ...}, False),
+        ({"data_source": ..., "reward_model": ...}, False),
+        ({"reward_model": {"style": "rule"}}, False),
+        ({"reward_model": None}, True),  # verl asks each value of the column for its keys
+        ({"data_source": None}, True),
+    ],
+    ids=str,
+)
+def test_given_a_loop_of_the_users_when_data_has_nothing_to_score_by_then_it_is_told_that_it_has_to(
+    run, tmp_path, monkeypatch, change, is_refused, by
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "scores_itself.py").write_text(OWN_LOOP)
+    (tmp_path / "loops.yaml").write_text("- {name: mine, _target_: scores_itself.Loop}")
+    agent = "actor_rollout_ref.rollout.agent"
+    change = change if by == "default_agent_loop" else change | {"agent_name": "mine"}
+    content = [{key: value for key, value in (row | change).items() if value is not ...} for row in rows(16)]
+    if None in change.values():
+        content[:-1] = [row | change | {"data_source": "a", "reward_model": {"ground_truth": "1"}} for row in rows(15)]
+    data = write_parquet(tmp_path / "data.parquet", content)
+    named = [
+        f"data.train_files={data}",
+        f"data.val_files={data}",
+        f"{agent}.agent_loop_config_path={tmp_path}/loops.yaml",
+    ]
+    own = run(*named, *([f"{agent}.default_agent_loop=mine"] if by == "default_agent_loop" else []))
+    if is_refused:
+        with pytest.raises(ConfigError, match="has a row with raw_prompt="):
+            check_all(own)
+        return
+    told = {one.name: one.note for one in findings(own)}
+    assert "data.train_files: no reward function can score what mine answers" in told["data"]
+    assert "there is no row of the data to try it on" in told["reward function"]
+    with pytest.raises(ConfigError, match="has a row with raw_prompt="):
+        check(run(*named) if by == "default_agent_loop" else run(*named[:2]))  # a loop of verl's
 
 
 def test_given_a_reward_model_when_data_has_no_ground_truth_then_it_is_in_order(run, tmp_path):

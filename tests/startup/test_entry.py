@@ -18,6 +18,7 @@ from recipe.async_dapo.record.checkpoint_folder import saving
 from recipe.async_dapo_lab import train
 from recipe.async_dapo_lab.rehearsal import run as rehearsal
 
+from ..support.checkpoints import write_checkpoint
 from ..support.composed_runs import RECIPE, valid_overrides, write_verl
 from ..support.recorded_runs import write_recipe_run
 
@@ -158,6 +159,13 @@ def test_given_an_interrupted_run_when_it_ends_then_the_last_lines_say_how_to_go
     assert line == f"async_dapo: interrupted before the first step; {what}"
     assert command.startswith("To go on from there: " if saved else "To begin anew: ")
     assert shlex.join(sys.orig_argv) in command and ("trainer.resume_mode=auto" in command) == (saved is not None)
+
+
+def test_given_checkpoints_to_be_read_when_a_run_is_interrupted_then_none_is_named_to_go_on_from(tmp_path):
+    write_checkpoint(tmp_path, 4, files=["actor/model.pt"])
+    trainer = {"default_local_dir": str(tmp_path), "save_freq": 2, "resume_mode": "disable"}
+    told = how_to_go_on(OmegaConf.create({"trainer": trainer}))
+    assert f"{tmp_path}/global_step_4 is saved, without optimizer and extra: no run goes on from it\nTo begin a" in told
 
 
 def test_given_secrets_in_overrides_when_a_run_is_interrupted_then_the_command_hides_them(monkeypatch, tmp_path):

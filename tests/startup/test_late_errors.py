@@ -251,6 +251,56 @@ def test_ray_client_is_refused(run, monkeypatch, option):
 WANDB = "trainer.logger=[console,wandb]"
 
 
+DATABRICKS, SPACE = {"MLFLOW_TRACKING_URI": "databricks"}, {"TRACKIO_SPACE_ID": "me/space"}
+SERVER = {"TRACKIO_SERVER_URL": "https://host/"}
+KEYS = ("VOLC_ACCESS_KEY_ID", "VOLC_SECRET_ACCESS_KEY", "MLP_TRACKING_REGION")
+
+
+@pytest.mark.parametrize(
+    ("logger", "lacks", "has"),
+    [
+        ("tracking", {}, {"WANDB_MODE": "offline"}),
+        ("swanlab", {}, {"SWANLAB_API_KEY": "key"}),
+        ("swanlab", {"SWANLAB_MODE": "cloud"}, {"SWANLAB_MODE": "local"}),
+        ("swanlab", {}, ".swanlab/.netrc"),
+        ("clearml", {}, {"CLEARML_API_ACCESS_KEY": "key"}),
+        ("clearml", {}, {"TRAINS_CONFIG_FILE": "a.conf"}),
+        ("clearml", {}, "clearml.conf"),
+        ("vemlp_wandb", dict.fromkeys(KEYS[:2], "key"), dict.fromkeys(KEYS, "key")),
+        ("mlflow", DATABRICKS, {"MLFLOW_TRACKING_URI": "http://host"}),
+        ("mlflow", DATABRICKS, {"DATABRICKS_TOKEN": "key"}),
+        ("mlflow", DATABRICKS, ".databrickscfg"),
+        ("trackio", SPACE, {"HF_TOKEN": "key"}),
+        ("trackio", SPACE, ".cache/huggingface/token"),
+        ("trackio", SERVER, {"TRACKIO_SERVER_URL": "https://host/?write_token=key"}),
+    ],
+    ids=str,
+)
+def test_a_logger_that_its_server_does_not_know_is_refused(run, tmp_path, monkeypatch, logger, lacks, has):
+    """Either ended the run when engines were up, or recorded nothing."""
+    for name in [name for name in os.environ if name.startswith(("WANDB", "SWANLAB", "HF_", "NETRC", "RAY_ADDRESS"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def lacking(variables: dict[str, str]) -> str:
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            try:
+                check_environment(run(f"trainer.logger=[console,{logger}]"))
+            except ConfigError as error:
+                return str(error)
+            return ""
+
+    assert f"{logger} finds no key on this machine, and " in (said := lacking(lacks))
+    assert said.endswith(f", or leave {logger} out")
+    if isinstance(has, str):
+        (tmp_path / has).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / has).touch()
+    assert not lacking(lacks | (has if isinstance(has, dict) else {}))
+
+
 @pytest.mark.parametrize(
     ("variables", "netrc", "is_refused"),
     [

@@ -11,10 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from verl.experimental.reward_loop.reward_manager import registry
+from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
 
 from docs.support import BY_HAND, REFUSED, SUPPORT
 from recipe.async_dapo.config.options import TOGETHER, AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, ConfigErrors, speculative_config
+from recipe.async_dapo.startup import rules
 from recipe.async_dapo.startup.choices import CHOICES, TRIED
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, findings
@@ -45,10 +48,12 @@ trainer.critic_warmup=5 -> trainer.critic_warmup=0
 gae trainer.max_critic_ckpt_to_keep=1 -> trainer.max_actor_ckpt_to_keep=1
 trainer.resume_from_path=/a/global_step_3 -> trainer.resume_mode=resume_path
 trainer.logger=[console,wandb] -wandb -> trainer.logger=console
-saves actor.checkpoint.save_contents=[model,hf_model] -> actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]
+saves actor.checkpoint.save_contents=[model,hf_model] -> trainer.resume_mode=disable
 actor.checkpoint.load_contents=[model] -> trainer.resume_mode=disable
 gae saves critic.checkpoint.save_contents=[hf_model] -> critic.checkpoint.save_contents=[model,optimizer,extra]
 gae critic.checkpoint.load_contents=[model] -> trainer.resume_mode=disable
+saves anew actor.checkpoint.save_contents=[optimizer] -> actor.checkpoint.save_contents=[hf_model]
+gae saves anew critic.checkpoint.save_contents=[] -> critic.checkpoint.save_contents=[model]
 ranks actor.ulysses_sequence_parallel_size=3 -> actor.ulysses_sequence_parallel_size=4
 ref trainer.n_gpus_per_node=4 ref.ulysses_sequence_parallel_size=3 -> ref.ulysses_sequence_parallel_size=2
 gae ranks critic.fsdp.ulysses_sequence_parallel_size=3 -> critic.fsdp.ulysses_sequence_parallel_size=4
@@ -239,6 +244,7 @@ ref ref.profiler.tool_config.npu.level=high -> actor_rollout_ref.ref=.*verl says
 async_dapo.max_staleness=null algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=linear -> .*NotImplementedError
 vllm.kv_cache_dtyp=fp8 -> : vLLM has no such argument; did you mean kv_cache_dtype\\?
 vllm.speculative_config=some -> : must be an object, or JSON of one
+reward.reward_manager.name=mine -> : verl says: Unknown reward manager: mine; set one of verl's, such as dapo, or name
 vllm.stream_interval=0 -> : must be a whole number >= 1
 """.strip().splitlines()
 
@@ -249,6 +255,21 @@ def test_what_is_in_no_table_is_refused_too(run, line):
     beginning = re.escape(overrides[0].lstrip("+")) + said if said.startswith(":") else said
     errors = of_options(run(*overrides))
     assert [error for error in errors if re.match(beginning, error, re.DOTALL)], errors
+
+
+def test_a_manager_that_is_registered_wherever_verl_is_imported_may_read_the_overlong_options(run, monkeypatch):
+    """As a module of `VERL_USE_EXTERNAL_MODULES` does it. verl's own but dapo leave these options out."""
+    monkeypatch.setattr(registry, "REWARD_MANAGER", {**registry.REWARD_MANAGER})
+    registry.register("mine")(type("Mine", (DAPORewardManager,), {}))
+    assert not of_options(
+        run(*in_full("overlong reward.reward_kwargs.max_resp_len=32 reward.reward_manager.name=mine"))
+    )
+
+
+def test_the_older_name_of_a_logger_is_known(run, monkeypatch):
+    monkeypatch.setattr(rules, "find_spec", lambda name: None if name == "wandb" else True)
+    needs = "trainer.logger=tracking: needs wandb, which is not installed; install or drop it"
+    assert of_options(run("trainer.logger=tracking"), before=AFTER_RULES) == [needs]
 
 
 def test_a_format_of_weights_that_a_plugin_of_vllm_may_register_passes(run):

@@ -46,7 +46,7 @@ from recipe.async_dapo.training.checkpoints import (
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
-from ..support.checkpoints import write_checkpoint
+from ..support.checkpoints import FILES, PARTS, write_checkpoint
 from ..support.composed_runs import ComposeRun
 
 
@@ -259,6 +259,52 @@ def test_given_another_n_engine_or_optimizer_when_resumed_then_it_is_refused(run
         check_resume(run(*own, changed))
 
 
+RANK = {"dp": "lora_rank", "megatron": "lora.rank"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "option", "other"),
+    [
+        ("dp", "lora_alpha", "99"),
+        ("dp", "target_modules", "[q_proj]"),
+        ("megatron", "lora.type", "dora"),
+        ("megatron", "lora.alpha", "99"),
+        ("megatron", "lora.target_modules", "[linear_qkv]"),
+        ("megatron", "lora.exclude_modules", "[linear_proj]"),
+    ],
+)
+@pytest.mark.parametrize("model", ["actor_rollout_ref.model", "critic.model"])
+def test_how_adapters_are_made_lasts_where_there_are_some(run, tmp_path, engine, option, other, model):
+    own = (f"trainer.default_local_dir={tmp_path}", f"model_engine={engine}", "algorithm.adv_estimator=gae")
+    changed = f"++{model}.{option}={other}"
+    for rank, is_refused in ((0, False), (8, True)):
+        ranks = f"++{model}.{RANK[engine]}={rank}"
+        saved = json.loads(json.dumps(lasting_options(run(*own, ranks))))
+        write_checkpoint(tmp_path, 4, options=saved, further=[f"critic/{part}" for part in PARTS])
+        refusal = pytest.raises(ConfigError, match=f"^{re.escape(model)}.{option}=.* was saved with")
+        with refusal if is_refused else nullcontext():
+            check_resume(run(*own, ranks, changed))
+        with pytest.raises(ConfigError, match=f"{RANK[engine]}=16: .* was saved with {rank};"):
+            check_resume(run(*own, f"++{model}.{RANK[engine]}=16"))
+
+
+@pytest.mark.parametrize("part", ["model", "optimizer", "extra"])
+@pytest.mark.parametrize("names", [PARTS, ("model/dist_ckpt/a", "optimizer/dist_ckpt/a", "extra/dist_ckpt/a")])
+def test_given_a_checkpoint_that_was_saved_to_be_read_when_resumed_then_what_it_lacks_is_named(
+    run, tmp_path, part, names
+):
+    """verl would miss its files when engines are up."""
+    own = f"trainer.default_local_dir={tmp_path}"
+    left = [f"actor/{name}" for name in names if not name.startswith(part[:5])]
+    folder = write_checkpoint(tmp_path, 4, files=[*left, "actor/huggingface/config.json", *FILES[3:]])
+    said = f"^{ACTOR}.checkpoint.load_contents=.*: {folder} was saved without {part}, and no run goes on from it; begin"
+    with pytest.raises(ConfigError, match=said):
+        check_resume(run(own))
+    check_resume(run(own, "trainer.resume_mode=disable"))
+    write_checkpoint(tmp_path, 4, files=FILES[3:])  # of a node that trains nothing
+    check_resume(run(own))
+
+
 OTHER = {
     "lr": 2e-3, "lr_warmup_steps_ratio": 0.5, "total_training_steps": 30, "weight_decay": 0.5, "lr_warmup_steps": 7,
     "betas": [0.8, 0.8], "clip_grad": 0.5, "grad_clip": 0.5, "optimizer": "SGD", "min_lr_ratio": 0.3,
@@ -351,7 +397,7 @@ def test_given_a_checkpoint_without_a_note_of_an_option_when_resumed_then_it_is_
     megatron = lasting_options(run(own, "model_engine=megatron"))
     write_checkpoint(tmp_path, 4, options={key: value for key, value in megatron.items() if key != lacks})
     check_resume(run(own, "model_engine=megatron", f"{ACTOR}.optim.lr=1e-7"))
-    write_checkpoint(tmp_path, 4)
+    write_checkpoint(tmp_path, 4)  # from before options were noted
     check_resume(run(own, "model_engine=megatron"))
 
 
@@ -370,7 +416,7 @@ def test_given_a_critic_that_the_checkpoint_lacks_when_resumed_then_it_is_refuse
         ConfigError, match=f"^{blamed}: {folder} holds no critic; train without one, or {ANEW_OF_ITS_OWN}"
     ):
         check_resume(run(own, *options))
-    write_checkpoint(tmp_path, 4, further=["critic/model.pt"])
+    write_checkpoint(tmp_path, 4, further=[f"critic/{part}" for part in PARTS])
     check_resume(run(own, *options))
 
 

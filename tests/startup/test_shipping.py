@@ -189,6 +189,7 @@ def test_given_places_of_loggers_when_shipped_then_they_are_those_of_the_drivers
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "own.jsonl")
     monkeypatch.delenv("VERL_FILE_LOGGER_ROOT", raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "my_losses")
     config = run()
     with shipped(config):
         told = config.ray_kwargs.ray_init.runtime_env.env_vars
@@ -196,6 +197,7 @@ def test_given_places_of_loggers_when_shipped_then_they_are_those_of_the_drivers
         f"{tmp_path}/board" == told.TENSORBOARD_DIR and "VERL_FILE_LOGGER_ROOT" not in told
     )  # a node may have its own
     assert f"{tmp_path}/own.jsonl" == told.VERL_FILE_LOGGER_PATH and told.WANDB_MODE == "offline"
+    assert told.VERL_USE_EXTERNAL_MODULES == "my_losses"
 
 
 def test_given_no_setup_hook_when_shipped_then_processes_get_ours_and_can_import_it(run, tmp_path):

@@ -6,20 +6,33 @@ from typing import Any
 
 from recipe.async_dapo.record.checkpoint_folder import saving
 
-FILES = ("actor/model.pt", "data.pt", "transfer_queue/metadata.json", "transfer_queue/controller.pkl")
+PARTS = ("model.pt", "optim.pt", "extra_state.pt")  # of a model; FSDP's names are longer
+FILES = (
+    *(f"actor/{part}" for part in PARTS),
+    "data.pt",
+    "transfer_queue/metadata.json",
+    "transfer_queue/controller.pkl",
+)
 
 
 def write_checkpoint(
-    root: Path, step: int, *, frames: Iterable[bytes] = (b"a", b"pool"), further: Iterable[str] = (), **noted: Any
+    root: Path,
+    step: int,
+    *,
+    frames: Iterable[bytes] = (b"a", b"pool"),
+    further: Iterable[str] = (),
+    files: Iterable[str] = FILES,
+    **noted: Any,
 ) -> Path:
     """
     Args:
         further: files of verl's beside those that every checkpoint has.
+        files: these.
         noted: further fields of `Complete`.
     """
     folder = root / f"global_step_{step}"
     with saving(folder, frames, **noted):
-        for name in (*FILES, *further):
+        for name in (*files, *further):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("verl's")
         (root / "latest_checkpointed_iteration.txt").write_text(str(step))

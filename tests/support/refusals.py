@@ -29,6 +29,7 @@ SHORT = {
     "critic.ppo_micro_batch_size_per_gpu=1",
     "megatron": "model_engine=megatron trainer.n_gpus_per_node=2 actor.megatron.tensor_model_parallel_size=2",
     "saves": "trainer.save_freq=10",
+    "anew": "trainer.resume_mode=disable",
     "ranks": "trainer.n_gpus_per_node=8 actor.ppo_micro_batch_size_per_gpu=1 "
     "rollout.log_prob_micro_batch_size_per_gpu=1",
     "ref": "actor.use_kl_loss=True ref.log_prob_micro_batch_size_per_gpu=8",

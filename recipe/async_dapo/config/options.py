@@ -43,7 +43,9 @@ REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may t
 
 # Of torch's optimizers, beside their class and the betas of those that have them.
 _RESTORED = ("lr", "weight_decay", "override_optimizer_config")
-_ADAPTED = ("target_modules", "target_parameters", "exclude_modules")  # what has adapters, and so the names of tensors
+# Of adapters: how they are scaled, and what has some, and so the names of tensors. Megatron has options of its own.
+_ADAPTED = ("lora_alpha", "target_modules", "target_parameters", "exclude_modules")
+_ADAPTED_BY_MEGATRON = tuple(f"lora.{name}" for name in ("type", "alpha", "target_modules", "exclude_modules"))
 
 CONFIG_FOLDER = Path(__file__).parent
 CONFIG_NAME = "async_dapo_trainer"
@@ -135,7 +137,7 @@ def lasting_options(config: DictConfig) -> dict[str, Any]:
     models = ("actor_rollout_ref.actor", "critic")
     is_megatron = OmegaConf.select(config, "model_engine") == "megatron"
     keys = ["model_engine", *(f"{model}.strategy" for model in models), "data.shuffle"]
-    keys += ["actor_rollout_ref.rollout.n", "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha"]
+    keys += ["actor_rollout_ref.rollout.n", *_of_adapters(config, is_megatron=is_megatron)]
     keys += [f"{model}.optim.{name}" for model in models for name in ("optimizer", "optimizer_impl")]
     keys += [f"{model}.optim.{name}" for model in models for name in (() if is_megatron else _RESTORED)]
     for model in models:
@@ -145,13 +147,22 @@ def lasting_options(config: DictConfig) -> dict[str, Any]:
             keys.append(f"{model}.optim.betas")
     if config.data.shuffle:
         keys.append("data.seed")
-    if config.actor_rollout_ref.model.lora_rank:
-        keys += [f"actor_rollout_ref.model.{name}" for name in _ADAPTED]
     for model, node in zip(models, ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp"), strict=True):
         if OmegaConf.select(config, f"{model}.strategy") == "fsdp":  # FSDP1 has no names in an optimizer's state
             keys += [f"{node}.use_orig_params", f"{node}.wrap_policy"]
     plain = {key: OmegaConf.select(config, key) for key in keys} | _groups(config)
     return {key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for key, value in plain.items()}
+
+
+def _of_adapters(config: DictConfig, *, is_megatron: bool) -> list[str]:
+    """Options of adapters, where there are some; else their rank alone."""
+    rank, further = ("lora.rank", _ADAPTED_BY_MEGATRON) if is_megatron else ("lora_rank", _ADAPTED)
+    keys: list[str] = []
+    for model in ("actor_rollout_ref.model", "critic.model"):
+        keys.append(f"{model}.{rank}")
+        if OmegaConf.select(config, keys[-1]):
+            keys += [f"{model}.{name}" for name in further]
+    return keys
 
 
 def _groups(config: DictConfig) -> dict[str, Any]:

@@ -30,6 +30,7 @@ STEP_FOLDER = "global_step_"  # verl's name
 # The remedy where a run cannot go on from a checkpoint: in its own folder the new one would be resumed from it again.
 ANEW = "begin a new run with its weights, in a trainer.default_local_dir (CKPTS_DIR) of its own (docs/cluster.md)"
 
+_PARTS = {"model": "model", "optimizer": "optim", "extra": "extra"}
 _RANK_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")  # of verl's FSDP and VeOmni
 
 FORMAT = 6
@@ -199,6 +200,16 @@ def _read_note(folder: Path) -> Complete:
     if complete.step != step:
         raise DamagedCheckpoint(f"{folder} was saved as {STEP_FOLDER}{complete.step}")
     return complete
+
+
+def absent_parts(complete: Complete, model: str) -> list[str]:
+    """What a run goes on from, and a checkpoint does not hold of a model (`save_contents`), as far as this node sees.
+
+    Args:
+        model: `actor` or `critic`, whose folder verl's training engines keep it in, by names that begin so.
+    """
+    names = [name.removeprefix(f"{model}/") for name in complete.files if name.startswith(f"{model}/")]
+    return [part for part, begin in _PARTS.items() if names and not any(name.startswith(begin) for name in names)]
 
 
 def rank_files(folder: Path) -> set[tuple[int, int]]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from .containment import Interrupted
 from .logs import place_of
@@ -36,7 +36,10 @@ def watched(actors: Mapping[str, ActorHandle]) -> Iterator[None]:
     deaths: list[str] = []
 
     def watch() -> None:
-        death = _first_death(actors, over)
+        try:
+            death = _first_death(actors, over)
+        except Exception as error:  # whatever becomes of Ray: without a watch the run could wait for ever
+            death = f"nobody sees any more whether {', '.join(actors)} live: {type(error).__name__}: {error}"
         if death is None:
             return
         deaths.append(death)
@@ -80,6 +83,8 @@ def _death(answer: ray.ObjectRef) -> str | None:
     except RayActorError as error:
         text = str(error)
         return text if error.actor_init_failed else text.split("\n", 1)[0] + place_of(text)
+    except RayError as error:  # of the answer, and not of the actor: it is asked again
+        logger.debug("a look at an actor failed, and is repeated: %s: %s", type(error).__name__, error)
     return None
 
 

@@ -66,6 +66,9 @@ OUTPUT_OPTIONS = (
 # No secrets: verl prints the runtime environment.
 ENVIRONMENT = (
     "VERL_PLATFORM",
+    "VERL_USE_EXTERNAL_MODULES",  # they register what options name: losses, estimators, reward managers
+    "VERL_USE_EXTERNAL_PLUGINS",
+    "VERL_USE_MODELSCOPE",
     "VERL_LOGGING_LEVEL",
     "WANDB_MODE",
     "WANDB_DIR",

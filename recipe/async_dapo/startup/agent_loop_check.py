@@ -106,6 +106,11 @@ def loops_of_data(config: DictConfig) -> dict[str, str]:
     return found
 
 
+def may_score_itself(config: DictConfig, name: str) -> bool:
+    """Whether an agent loop is the user's, which may score its trajectories: verl asks no reward function then."""
+    return name in _named_loops(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
+
+
 def _named_loops(value: str | None) -> dict[str, Any]:
     """Name -> entry of the file of agent loops."""
     if value is None:

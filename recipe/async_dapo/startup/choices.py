@@ -48,6 +48,7 @@ _PARTS = {"actor": _ACTOR + "checkpoint.", "critic": "critic.checkpoint."}
 UNSUPPORTED_ESTIMATORS = ("remax", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
 KL_LOSSES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "low_var_kl+", "k3+")
 _PRECISIONS = ("param_dtype", "reduce_dtype", "buffer_dtype")
+OLD_WANDB = "tracking"  # verl's older name of the logger wandb, which it still takes
 _DTYPES = [str(name) for name in (*HALF_LIST, *FLOAT_LIST, *BFLOAT_LIST) if not isinstance(name, torch.dtype)]
 _MISSPELT = 0.85  # how alike a text must be to a known one, to be that one misspelt
 _QUOTED = re.compile(r"""["'](\w[\w./-]*)["']""")
@@ -57,11 +58,15 @@ def masks(it: "Run") -> list[str]:
     return [name.strip() for name in str(it.correction.rollout_rs or "").split(",") if name.strip()]
 
 
-def _verls(file: str) -> str:
-    """The text of a file of verl's, for what an import would load too much for."""
+def _folder() -> Path:
     spec = find_spec("verl")
     assert spec is not None and spec.origin is not None
-    return (Path(spec.origin).parent / file).read_text()
+    return Path(spec.origin).parent
+
+
+def _verls(file: str) -> str:
+    """The text of a file of verl's, for what an import would load too much for."""
+    return (_folder() / file).read_text()
 
 
 def _between(text: str, pattern: str) -> list[str]:
@@ -85,6 +90,12 @@ def quantizations() -> list[str]:
 
 def fused_kernels() -> list[str]:
     return _between(_verls("models/transformers/monkey_patch.py"), r"fused_kernels_backend not in \[(.*?)\]")
+
+
+@cache
+def verls_reward_managers() -> frozenset[str]:
+    texts = (file.read_text() for file in (_folder() / "experimental/reward_loop/reward_manager").glob("*.py"))
+    return frozenset(name for text in texts for name in re.findall(r"""^@register\w*\("(\w+)"\)""", text, re.MULTILINE))
 
 
 def qat_modes() -> list[str]:
@@ -160,7 +171,7 @@ def _profiles(role: str) -> Callable[["Run"], bool]:
 # fmt: off
 # (option, its values, those that verl knows)
 CHOICES: tuple[tuple[str, Callable[["Run"], list[Any]], Callable[[], Iterable[str]]], ...] = (
-    ("trainer.logger", lambda it: listed(it.trainer.logger), lambda: Tracking.supported_backend),
+    ("trainer.logger", lambda it: listed(it.trainer.logger), lambda: [*Tracking.supported_backend, OLD_WANDB]),
     ("algorithm.adv_estimator", _of("algorithm.adv_estimator"),
      lambda: ADV_ESTIMATOR_REGISTRY.keys() - UNSUPPORTED_ESTIMATORS),
     (LOSS_MODE, _of(LOSS_MODE), lambda: POLICY_LOSS_REGISTRY),
@@ -199,6 +210,10 @@ TRIED: tuple[tuple[str, Callable[["Run", Any], Any], str], ...] = (
     ("critic.loss_agg_mode",
      lambda it, value: it.has["critic"] and agg_loss(torch.zeros(1, 1), torch.ones(1, 1), value),
      "one that the actor can have, such as token-mean"),
+    ("reward.reward_manager.name",
+     lambda it, value: it.reward.reward_manager.source != "register" or _find_manager(value),
+     "one of verl's, such as dapo, or name the class, with reward.reward_manager.source=importlib and its file as "
+     "reward.reward_manager.module.path: no file with a reward function is loaded where verl looks a manager up"),
     (_REF.removesuffix("."), lambda it, value: it.builds["ref"] and _reference(value), "what it is to be"),
 )
 # fmt: on
@@ -238,6 +253,15 @@ def _of_vllm(run: "Run") -> Iterator[tuple[str, str, list[str]]]:
         # `FIXED` has the one logprobs_mode that is right
         if isinstance(value, str) and argument != "logprobs_mode" and texts.is_wrong(value):
             yield key, value, texts.known
+
+
+def _find_manager(name: str) -> Any:
+    """One that is none of verl's may be of a module that every process of a run imports with verl."""
+    if name in verls_reward_managers():
+        return name
+    from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
+
+    return get_reward_manager_cls(name)
 
 
 def _reference(node: DictConfig) -> Any:

@@ -19,7 +19,15 @@ from omegaconf import DictConfig
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, copied, refused
 from ..runtime.containment import contained
-from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, check_name, first_line, tool_schemas
+from .agent_loop_check import (
+    AGENT_COLUMN,
+    PLAIN_LOOP,
+    TOOL_LOOP,
+    check_name,
+    first_line,
+    may_score_itself,
+    tool_schemas,
+)
 from .model_check import load_by_verl
 
 SAMPLE_ROWS = 512  # of an option's files together; where they have no more, all of them
@@ -162,8 +170,8 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> tuple[list[dict[
     """Check that files exist, that verl can make a data set of them with prompts enough, and that no prompt is cut.
 
     Returns:
-        One row of every data source as verl's data set gives it, to try the reward function on; and which prompts verl
-        leaves out, in words.
+        One row of every data source as verl's data set gives it, to try the reward function on; and in words, which
+        prompts verl leaves out, and whose agent loop has to give them a score.
 
     Raises:
         ConfigError: naming key, value and remedy.
@@ -186,9 +194,15 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> tuple[list[dict[
             raise ConfigError("data.seed", None, _OTHER_SAMPLES.format(key.split("_")[0], max_samples))
         for row in sample.taken:
             _check_row(config, sample, row, prompts)
+        if alone := sorted({_loop_of(row, prompts) for row in sample.taken if not _is_scorable(config, row)}):
+            told.append(
+                f"{sample.key}: no reward function can score what {', '.join(alone)} answers, as it has rows "
+                f"without {SOURCE} or a ground truth; see that the loop gives each trajectory a score"
+            )
         said = _check_lengths(config, sample, prompts, available=available, wanted=wanted, unit=unit)
         told += [said] if said else []
-        row_of_source = {row[SOURCE]: row for row in reversed(sample.taken)} | row_of_source
+        scorable = [row for row in sample.taken if _is_scorable(config, row)]
+        row_of_source = {row[SOURCE]: row for row in reversed(scorable)} | row_of_source
     return list(row_of_source.values()), "; ".join(told)
 
 
@@ -334,10 +348,7 @@ def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts
     if model_type in _NEED_PICTURES and not has_pictures(messages):
         remedy = f"verl 0.9.1 cannot train {model_type} on text alone; leave it out, or take a model of a newer class"
         raise refused(config, sample.blamed, f"has a prompt without pictures: {messages!r:.80}: {remedy}")
-    answer = row.get(ANSWER)
-    truth = answer.get("ground_truth", ...) if isinstance(answer, dict) else ...
-    has_truth = truth is not ... and (truth is not None or config.reward.reward_model.enable)
-    if not len(messages) or not isinstance(row.get(SOURCE), str) or not has_truth:
+    if not len(messages) or not (_is_scorable(config, row) or _scores_itself(config, row, prompts)):
         what = ", ".join(f"{name}={row.get(name)!r:.80}" for name in ("raw_prompt", SOURCE, ANSWER))
         remedy = "verl reads a list of messages, a text, and {'ground_truth': ...}; prepare the data as verl wants it"
         raise refused(config, sample.blamed, f"has a row with {what}: {remedy}")
@@ -352,6 +363,26 @@ def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts
     if taken := sorted(row.keys() & {*UNSUPPORTED_COLUMNS, *TAKEN_NAMES}):
         raise refused(config, sample.blamed, f"has the columns {taken}, which verl or this recipe uses; rename them")
     make_group(row | {"uid": ""}, n=1, step=0)
+
+
+def _is_scorable(config: DictConfig, row: dict[str, Any]) -> bool:
+    """Whether the row has what verl's reward managers read."""
+    answer = row.get(ANSWER)
+    truth = answer.get("ground_truth", ...) if isinstance(answer, dict) else ...
+    has_truth = truth is not ... and (truth is not None or config.reward.reward_model.enable)
+    return isinstance(row.get(SOURCE), str) and has_truth
+
+
+def _loop_of(row: dict[str, Any], prompts: _Prompts) -> str:
+    return str(row.get(AGENT_COLUMN, prompts.default_loop))
+
+
+def _scores_itself(config: DictConfig, row: dict[str, Any], prompts: _Prompts) -> bool:
+    """Whether the row may lack that. verl's validation and its dumps ask a ground truth's column for its keys: it has
+    none, or each row one.
+    """
+    is_told = isinstance(row.get(ANSWER, {}), dict) and isinstance(row.get(SOURCE, ""), str)
+    return is_told and may_score_itself(config, _loop_of(row, prompts))
 
 
 def _shown(row: dict[str, Any]) -> str:

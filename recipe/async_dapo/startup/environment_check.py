@@ -1,21 +1,16 @@
 """What the environment says of Ray and of loggers: it would be found when a minute has been spent on the start."""
 
-import netrc
 import os
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from ..config.values import ConfigError, check_each
+from .logger_keys import lacking
 from .verl_options import listed
 
 _ADDRESS, _VARIABLE = "ray_kwargs.ray_init.address", "RAY_ADDRESS"
-_KEY, _TOKEN = "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"
-_HOST = "https://api.wandb.ai"
 
 
 def check_environment(config: DictConfig) -> str:
@@ -27,7 +22,7 @@ def check_environment(config: DictConfig) -> str:
         ConfigError: naming variable or option, what is wrong, and the remedy.
     """
     lacks: list[str] = []
-    check_each([partial(_check_ray, config), lambda: lacks.append(_check_wandb(config))])
+    check_each([partial(_check_ray, config), lambda: lacks.append(_check_loggers(config))])
     return lacks[0]
 
 
@@ -47,33 +42,15 @@ def _check_ray(config: DictConfig) -> None:
         raise ConfigError(key, value, remedy)
 
 
-def _check_wandb(config: DictConfig) -> str:
+def _check_loggers(config: DictConfig) -> str:
     """Where the run starts Ray itself, its processes have this environment and this home. A machine without an
     accelerator is not the one that trains on some.
     """
+    if _address(config)[1] not in ("", "local"):
+        return ""
     variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
     environment = {**os.environ, **{str(name): str(value) for name, value in variables.items()}}
-    is_online = environment.get("WANDB_MODE", "online") in ("online", "shared")
-    joins = _address(config)[1] not in ("", "local")
-    if "wandb" not in listed(config.trainer.logger) or not is_online or joins or _has_key(environment):
-        return ""
-    lacks = (
-        "wandb finds no key on this machine, and would end the run once engines are up; run `wandb login`, set "
-        f"{_KEY}, or set WANDB_MODE=offline, or leave wandb out"
-    )
-    if config.trainer.device == "cpu" or torch.cuda.is_available():
+    lacks = "; ".join(lacking(listed(config.trainer.logger), environment))
+    if lacks and (config.trainer.device == "cpu" or torch.cuda.is_available()):
         raise ConfigError("trainer.logger", config.trainer.logger, lacks)
-    return f"trainer.logger={config.trainer.logger}: {lacks}"
-
-
-def _has_key(environment: dict[str, str]) -> bool:
-    """A key, or a file of settings, which may hold one or another mode."""
-    settings = (Path("wandb/settings"), Path(environment.get("WANDB_CONFIG_DIR", "~/.config/wandb")) / "settings")
-    if environment.get(_KEY) or environment.get(_TOKEN) or any(file.expanduser().exists() for file in settings):
-        return True
-    host = urlsplit(environment.get("WANDB_BASE_URL", _HOST)).hostname or ""
-    for name in (environment.get("NETRC"), "~/.netrc", "~/_netrc"):
-        with suppress(OSError, netrc.NetrcParseError):
-            if name and netrc.netrc(str(Path(name).expanduser())).authenticators(host):
-                return True
-    return False
+    return f"trainer.logger={config.trainer.logger}: {lacks}" if lacks else ""

@@ -19,6 +19,7 @@ from ..record.checkpoint_folder import (
     ANEW,
     STEP_FOLDER,
     DamagedCheckpoint,
+    absent_parts,
     checkpoint_folders,
     rank_files,
     read_complete,
@@ -146,6 +147,7 @@ def check_resume(config: DictConfig) -> str:
             for check in (
                 _check_model,
                 _check_critic,
+                _check_parts,
                 _check_lasting,
                 _check_ranks,
                 _check_storage_units,
@@ -234,6 +236,17 @@ def _check_critic(config: DictConfig, folder: Path) -> None:
         raise refused(config, key, f"{folder} holds no critic; train without one, or {ANEW}")
 
 
+def _check_parts(config: DictConfig, folder: Path) -> None:
+    """verl would miss their files when engines are up."""
+    from verl.trainer.ppo.utils import need_critic
+
+    complete, needed = read_complete(folder), {"actor_rollout_ref.actor": True, "critic": need_critic(config)}
+    for key, is_needed in needed.items():
+        if is_needed and (absent := absent_parts(complete, key.rpartition(".")[2])):
+            remedy = f"{folder} was saved without {' and '.join(absent)}, and no run goes on from it; {ANEW}"
+            raise refused(config, f"{key}.checkpoint.load_contents", remedy)
+
+
 def _check_ranks(config: DictConfig, folder: Path) -> None:
     """With FSDP and VeOmni each rank looks for files that are named after the number of ranks, when engines are up.
     Megatron shares its files out anew.
@@ -288,8 +301,7 @@ def _check_lasting(config: DictConfig, folder: Path) -> None:
     """A resume would go on with what the checkpoint holds, and say nothing."""
     from verl.trainer.ppo.utils import need_critic
 
-    noted = read_complete(folder).options
-    now = lasting_options(config) if noted else {}
-    for key, saved in noted.items():
+    now = lasting_options(config)
+    for key, saved in read_complete(folder).options.items():
         if key in now and now[key] != saved and (not key.startswith("critic.") or need_critic(config)):
             raise refused(config, key, _SAVED_WITH.format(folder, saved))

@@ -39,7 +39,7 @@ from ..config.values import (
     own_head_drafts,
 )
 from ..core.leases import MAX_PENDING_CALLS, server_calls
-from .choices import LOSS_MODE, check_values
+from .choices import LOSS_MODE, OLD_WANDB, check_values, verls_reward_managers
 from .verl_options import MEGATRON_SIZES, TRAINING_ENGINES, VEOMNI_SIZE, listed
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
@@ -68,10 +68,11 @@ _GPUS = {"training_gpus": training_gpus, "engine_gpus": engine_gpus, "gpus_per_e
 
 PENALISED_METRICS = ("reward", "seq_reward", "seq_final_reward")  # of the final reward, with the overlong penalty
 # Logger -> the package that it imports where training runs.
-LOGGER_PACKAGES = {"vemlp_wandb": "volcengine_ml_platform"} | {
+LOGGER_PACKAGES = {"vemlp_wandb": "volcengine_ml_platform", OLD_WANDB: "wandb"} | {
     name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio", "rl_insight")
 }
 _STORED = {"model", "optimizer", "extra"}  # what a resumed run goes on from
+_WEIGHTS = {"model", "hf_model"}
 _NOT_QUANTIZED = (None, "auto", "float16", "bfloat16")
 _MOST_WEIGHT = 2.0
 
@@ -217,9 +218,15 @@ BYPASS, NONE = ImportanceSampling.BYPASS, ImportanceSampling.NONE
 
 
 def _lacks_parts(it: Run, model: str, contents: str) -> bool:
-    acts = it.saves if contents == "save_contents" else it.resumes
+    """A run that resumes from nothing may save less; what a later one misses there, `check_resume` says."""
+    acts = it.resumes and (contents == "load_contents" or it.saves)
     parts = it.get(f"{_MODELS[model]}checkpoint.{contents}")
     return acts and it.has[model] and parts is not None and not set(listed(parts)) >= _STORED
+
+
+def _saves_no_weights(it: Run, model: str) -> bool:
+    parts = it.get(f"{_MODELS[model]}checkpoint.save_contents")
+    return it.saves and not it.resumes and it.has[model] and parts is not None and not _WEIGHTS & set(listed(parts))
 
 
 def _leaves_some_over(it: Run, model: str) -> bool:
@@ -337,9 +344,11 @@ RULES: tuple[Rule, ...] = (
     Rule("trainer.logger", lambda it: it.missing_packages,
          "needs {it.missing_packages}, which is not installed; install or drop it"),
     *(Rule(f"{_MODELS[model]}checkpoint.{contents}", partial(_lacks_parts, model=model, contents=contents),
-           "no run goes on without model, optimizer and extra; add what is missing, or set trainer.save_freq=-1 and "
-           "trainer.resume_mode=disable")
+           "no run goes on without model, optimizer and extra; add what is missing, or set trainer.resume_mode=disable")
       for model in ("actor", "critic") for contents in ("save_contents", "load_contents")),
+    *(Rule(f"{_MODELS[model]}checkpoint.save_contents", partial(_saves_no_weights, model=model),
+           "checkpoints would hold no weights; add model or hf_model, or set trainer.save_freq=-1")
+      for model in ("actor", "critic")),
     *(Rule("trainer.n_gpus_per_node", partial(_leaves_some_over, model=model),
            f"times trainer.nnodes makes {{it.training_gpus}} training GPUs, no multiple of the {{it.held_by[{model}]}} "
            f"that the parallel sizes of {key.rstrip('.')} multiply to; change it, or one of these")
@@ -601,7 +610,7 @@ RULES: tuple[Rule, ...] = (
          "verl's agent loops cannot read the score of a reward model alone; name a reward function that asks the model "
          "(its argument reward_router_address) and returns a dict"),
     Rule(_OVERLONG + "enable", lambda it: it.overlong.enable and it.reward.reward_manager.source == "register"
-         and it.reward.reward_manager.name != "dapo",
+         and it.reward.reward_manager.name in verls_reward_managers() - {"dapo"},
          "is ignored by reward.reward_manager.name={it.reward.reward_manager.name}; use dapo, or disable it"),
     Rule(_REWARD + "max_resp_len",
          lambda it: it.overlong.enable and it.reward.reward_kwargs.max_resp_len != it.options.max_response_length,
