@@ -1,14 +1,12 @@
 """The memory table of docs/cluster.md, by the arithmetic of the planner and of the lab's check."""
 
-from typing import Any
-
 import pandas as pd
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.costs import ServerConstants, kv_room_tok
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS, Accelerator, find_accelerator, load_model
 from recipe.async_dapo_lab.plan.model_size import ModelShape
-from recipe.async_dapo_lab.plan.trainer_memory import TRAINED_COPIES, TrainerMemory
+from recipe.async_dapo_lab.plan.trainer_memory import TrainerMemory, pinned_bytes
 
 # Model, GPUs that train it together, GPUs of an engine.
 SETTINGS = (("qwen3-8b", 8, 1), ("qwen3-32b", 32, 4))
@@ -35,8 +33,8 @@ def _row(name: str, gpus: int, per_engine: int, accelerator_name: str) -> dict[s
         offloads_weights=True,
         offloads_optimizer=True,
     )
-    shards = pinned_bytes(MODEL_PRESETS[name], gpus)
-    on_host = (TRAINED_COPIES - 1) * shards * min(gpus, GPUS_PER_NODE)  # gradients are not kept
+    shard = pinned_bytes(MODEL_PRESETS[name], parameters=model.parameters, shards=gpus, value_bytes=4)
+    on_host = trainer.copies_on_host * shard * min(gpus, GPUS_PER_NODE)
     return {
         "Model": name,
         "GPUs": f"{gpus} x {accelerator_name.upper()}, {per_engine} an engine",
@@ -46,16 +44,6 @@ def _row(name: str, gpus: int, per_engine: int, accelerator_name: str) -> dict[s
         "KV cache [tokens]": _room(model, accelerator, per_engine),
         "Host, a node [GB]": round(on_host / GB),
     }
-
-
-def pinned_bytes(config: dict[str, Any], gpus: int) -> int:
-    """A rank's weights in fp32 in host memory: torch pins each shard of a tensor apart, in a power of two of bytes."""
-    hidden, heads = config["hidden_size"], config["head_dim"]
-    queries, keys = (heads * config[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
-    layer = [hidden * queries] * 2 + [hidden * keys] * 2 + [hidden * config["intermediate_size"]] * 3
-    outer = [hidden * config["vocab_size"]] * (1 if config["tie_word_embeddings"] else 2)
-    tensors = layer * config["num_hidden_layers"] + outer  # norms and biases are small
-    return sum(1 << (-(-4 * values // gpus) - 1).bit_length() for values in tensors)
 
 
 def _room(model: ModelShape, accelerator: Accelerator, per_engine: int) -> str:

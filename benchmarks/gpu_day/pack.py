@@ -27,11 +27,12 @@ PART_BYTES = 55 << 20
 # Of the names of files that it reads. Blocks are compressed, and read back, by a core each.
 PIPELINE = """
 set -euo pipefail
-tar --create --directory "$0" --files-from - | xz -6 --threads=0 --block-size=32MiB |
+tar --create --directory "$0" --files-from - | xz "-$2" --threads=0 --block-size=32MiB |
   split --bytes="$1" --numeric-suffixes=1 - part_
 sha256sum part_* >SHA256SUMS
 """
-NOT_PACKED = ("machine_packages.txt", "not_needed_packages.txt")
+MACHINE, NOT_NEEDED = HERE / "machine_packages.txt", HERE / "not_needed_packages.txt"
+PACKED_ANYWAY = {"tokenizers", "transformers"}  # the machine's are newer than verl allows
 ADDED = ("vllm==0.24.0",)
 SOURCE_ONLY = ("antlr4-python3-runtime",)  # pure Python without a wheel in the index
 NO_FILES = (
@@ -92,13 +93,18 @@ def distribution(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", requirement.partition("==")[0].strip()).lower()
 
 
+def names(file: Path) -> set[str]:
+    """Of distributions, a line each."""
+    return {line for line in file.read_text("utf-8").splitlines() if line and not line.startswith("#")}
+
+
 def requirements() -> list[str]:
     """What the machine lacks, each with its version."""
     lines: dict[str, str] = {}
     for name in ("cpu.txt", "gpu_versions.txt"):
         pins = (line for line in (REQUIREMENTS / name).read_text("utf-8").splitlines() if "==" in line)
         lines |= {distribution(pin): pin for pin in pins if not pin.startswith("#")}
-    left_out = {name for file in NOT_PACKED for name in (HERE / file).read_text("utf-8").splitlines()}
+    left_out = (names(MACHINE) - PACKED_ANYWAY) | names(NOT_NEEDED)
     return sorted(pin for name, pin in lines.items() if name not in left_out) + list(ADDED)
 
 
@@ -129,13 +135,17 @@ def shrink(folder: Path) -> None:
             path.write_bytes(prune(library))
 
 
-def archive(packages: Path, folder: Path) -> list[Path]:
-    """Parts of the compressed archive, and their checksums in `SHA256SUMS`."""
+def archive(packages: Path, folder: Path, *, level: int = 6) -> list[Path]:
+    """Parts of the compressed archive, and their checksums in `SHA256SUMS`.
+
+    Args:
+        level: of the compression, 0 (fast) to 9.
+    """
     for old in folder.glob("part_*"):
         old.unlink()
     files = sorted((path for path in packages.rglob("*") if path.is_file()), key=lambda path: (path.suffix, path))
     names = "".join(f"{path.relative_to(packages)}\n" for path in files)
-    command = ["bash", "-c", PIPELINE, str(packages.resolve()), str(PART_BYTES)]
+    command = ["bash", "-c", PIPELINE, str(packages.resolve()), str(PART_BYTES), str(level)]
     subprocess.run(command, cwd=folder, input=names, text=True, check=True)
     return sorted(folder.glob("part_*"))
 

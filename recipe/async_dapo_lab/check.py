@@ -1,4 +1,4 @@
-"""Checks a run as the recipe does, then says what its GPUs have to hold.
+"""Checks a run as the recipe does, then says what its GPUs and its nodes have to hold.
 
 `python -m recipe.async_dapo_lab.check KEY=VALUE ...`
 """
@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any
 
+import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 
@@ -16,11 +17,11 @@ from ..async_dapo import check
 from ..async_dapo.config.options import gpus_per_engine, num_engines, training_gpus
 from ..async_dapo.config.values import ConfigError, Placement
 from .plan.costs import ServerConstants, kv_room_tok
-from .plan.hardware import load_model
+from .plan.hardware import MODEL_PRESETS, load_model
 from .plan.inputs import KV_BYTES
-from .plan.model_size import ModelShape
+from .plan.model_size import ModelShape, find_config
 from .plan.scenario import Scenario
-from .plan.trainer_memory import Gpu, TrainerMemory
+from .plan.trainer_memory import Gpu, TrainerMemory, pinned_bytes
 from .rehearsal.options import KV_CACHE_DTYPE, WITH_REHEARSAL, assumed_gpu
 
 PLANNED: Any = next(one.default for one in fields(Scenario) if one.name == "gpu_memory_utilization")
@@ -40,6 +41,7 @@ def in_words(config: DictConfig) -> str:
         hardware = gpu.name
         if model is not None:
             room, memory = _kv_room(config, model, gpu), _memory_in_words(config, model, gpu)
+            memory += _host_in_words(config, model)
         if gpu_here() is not None and config.actor_rollout_ref.actor.strategy in ("fsdp", "fsdp2"):
             memory += _loop_in_words(config)
     count = num_engines(config)
@@ -56,12 +58,16 @@ def gpu_here() -> Gpu | None:
 
 def _model_of(config: DictConfig) -> ModelShape | None:
     """None: the planner does not know it."""
-    from verl.utils.fs import copy_to_local
-
     try:
-        return load_model(copy_to_local(config.actor_rollout_ref.model.path))
+        return load_model(_local(config))
     except ConfigError:
         return None
+
+
+def _local(config: DictConfig) -> str:
+    from verl.utils.fs import copy_to_local
+
+    return str(copy_to_local(config.actor_rollout_ref.model.path))
 
 
 def _kv_room(config: DictConfig, model: ModelShape, gpu: Gpu) -> str:
@@ -117,6 +123,29 @@ def _memory_in_words(config: DictConfig, model: ModelShape, gpu: Gpu) -> str:
         offload = "free_cache_engine=True" if keeps_kv else f"{fsdp}param_offload=True and {fsdp}optimizer_offload=True"
         remedy = f"set at most {limit - 0.005:.2f}, or {offload}, or use more GPUs"
     return f"{words}: engines with gpu_memory_utilization={asked} do not fit beside it; {remedy}."
+
+
+def _host_in_words(config: DictConfig, model: ModelShape) -> str:
+    """What a node's memory has to hold while engines generate; empty where the trainer offloads nothing."""
+    trainer, fsdp = trainer_of(config, model), config.actor_rollout_ref.actor.strategy in ("fsdp", "fsdp2")
+    if not fsdp or not trainer.copies_on_host:
+        return ""
+    local = _local(config)
+    shard = pinned_bytes(
+        MODEL_PRESETS.get(local.lower()) or find_config(local)[0],
+        parameters=model.parameters,
+        shards=trainer.shards,
+        value_bytes=trainer.value_bytes,
+    )
+    kv_bytes = 2**30 * (config.async_dapo.host_kv_gib or 0)
+    needed = (trainer.copies_on_host * shard + kv_bytes) * config.trainer.n_gpus_per_node
+    words = f" Each node's host memory holds {needed / 1e9:.0f} GB while engines generate: what is offloaded, pinned in"
+    words += " powers of two" + (", and KV" if kv_bytes else "")
+    here = psutil.virtual_memory().total
+    if gpu_here() is None or needed <= here:
+        return f"{words}."
+    less = ", or a smaller async_dapo.host_kv_gib" if kv_bytes else ""
+    return f"{words}. This node has {here / 1e9:.0f} GB: use more nodes{less}."
 
 
 def _loop_in_words(config: DictConfig) -> str:

@@ -17,10 +17,10 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 from recipe.async_dapo.weights.wire import NamedTensor, WireType, end_of, types_of
-from recipe.async_dapo_lab.gpu_check.families import TinyModel
+from recipe.async_dapo_lab.gpu_check.families import TinyModel, glm4_moe
 
 from ..support.composed_runs import compose_run, valid_overrides, write_files
-from ..support.families import glm4_moe, qwen3_5
+from ..support.families import qwen3_5
 from ..support.ranks import run_ranks
 from .test_merged_weights import OVERRIDES
 

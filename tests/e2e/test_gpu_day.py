@@ -14,11 +14,20 @@ from ..support.harness import run_module
 
 pytestmark = pytest.mark.nightly
 
+END = {"least free memory": "PASS", "leftovers": "PASS"}
+LIFE = ("engine starts", "same after sleep", "new weights are seen", "abort of 64 requests", "engine ends", "partial")
 CHECKED = {  # by each part that is a `gpu_check`
-    "training": {"partial": "PASS"},
-    "smoke": {"partial_stale_kv, host memory": "PASS", "FP8 cache": "SKIP"},
-    "speed": {"decode": "PASS"},
+    "life": {**dict.fromkeys(LIFE, "PASS"), **END},
+    "pressure": {
+        "the same, asynchronous": "SKIP",
+        **dict.fromkeys(("full cache", "full cache, host memory", "full cache, own head drafts"), "PASS"),
+        **END,
+    },
+    "stale": {"partial_stale_kv, host memory": "PASS"},
+    "fp8": {"FP8 cache, two updates": "PASS", **END},
+    "training": {"partial": "PASS", "FP8 cache": "SKIP"},
     "families": {"experts": "PASS", "images": "PASS"},
+    "speed": {"decode": "PASS"},
     "compiled": {"partial, compiled": "SKIP"},
 }
 NUM_SYSTEMS, STEPS = len(PARTS) - len(CHECKED), 6
@@ -32,10 +41,12 @@ def results(tmp_path_factory) -> Path:
 
 
 def test_given_a_cpu_when_rehearsed_then_every_part_ends_well_and_leaves_its_results(results) -> None:
-    about, *parts = map(json.loads, (results / "parts.jsonl").read_text().splitlines())
+    about, *lines = map(json.loads, (results / "parts.jsonl").read_text().splitlines())
     assert about["device"] == "cpu" and about["commit"]
-    assert [(part["part"], part["ended"]) for part in parts] == [(part.name, "well") for part in PARTS]
-    assert any("PASS partial" in line and "k3 KL of fresh tokens" in line for line in parts[0]["last_lines"])
+    parts = {line["part"]: line for line in lines if "part" in line}
+    assert {name: part["ended"] for name, part in parts.items()} == {part.name: "well" for part in PARTS}
+    assert {line["left_by"]: line["left"] for line in lines if "left" in line} == {part.name: [] for part in PARTS}
+    assert any("PASS partial" in line and "k3 KL of fresh tokens" in line for line in parts["life"]["last_lines"])
     runs = pd.read_csv(results / "runs.csv")
     assert list(runs["steps"]) == [STEPS] * NUM_SYSTEMS and (runs["step_s"] > 0).all()
     assert compared(runs)["ratio"].notna().all()
@@ -43,7 +54,7 @@ def test_given_a_cpu_when_rehearsed_then_every_part_ends_well_and_leaves_its_res
         checks = json.loads((results / f"gpu_check_{name}.json").read_text())["checks"]
         assert {one["check"]: one["status"] for one in checks if one["theme"] != THEME} == statuses
     left = {file.name for file in results.iterdir() if file.suffix != ".lock"}
-    assert left == {"parts.jsonl", "runs.csv", "calibration.jsonl", *(f"gpu_check_{name}.json" for name in CHECKED)}
+    assert left == {"parts.jsonl", "runs.csv", *(name for part in PARTS for name in part.brings.values())}
 
 
 def test_given_results_of_every_part_when_read_then_all_are_kept_and_told(results, tmp_path) -> None:

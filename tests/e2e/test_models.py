@@ -5,10 +5,10 @@ import pytest
 
 from recipe.async_dapo.record.checkpoint_folder import read_pool
 from recipe.async_dapo.record.keys import DRAFT_TOK_PER_STEP, FRESH_K3_KL
-from recipe.async_dapo_lab.gpu_check.families import TinyModel, picture, qwen2_5_vl, qwen3_moe
+from recipe.async_dapo_lab.gpu_check.families import TinyModel, add_head, glm4_moe, picture, qwen2_5_vl, qwen3_moe
 
 from ..support.answers_of_two_lengths import LONG_TOK, SHORT_TOK, AnswersOfTwoLengths
-from ..support.families import add_head, glm4_moe, qwen3_vl
+from ..support.families import qwen3_vl
 from ..support.harness import Run, ledger_closes, train
 
 pytestmark = pytest.mark.nightly

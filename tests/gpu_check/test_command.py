@@ -2,15 +2,16 @@
 
 import json
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recipe.async_dapo_lab.gpu_check import __main__ as command
-from recipe.async_dapo_lab.gpu_check import machine, speed, training
+from recipe.async_dapo_lab.gpu_check import machine, minute, speed, training, watch
 from recipe.async_dapo_lab.gpu_check.speed import SpeedSettings
-from recipe.async_dapo_lab.gpu_check.verdicts import failed, passed
+from recipe.async_dapo_lab.gpu_check.verdicts import Verdict, failed, passed
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 
 from .test_training import step
@@ -43,12 +44,16 @@ class Wired:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, broken: str = "") -> None:
         self.asked: list[SpeedSettings] = []
+        self.engines: list[str] = []  # of the first minute
+        self.trained: list[training.Case] = []
         self._folder, self._broken = folder, broken
         monkeypatch.setattr(command, "find_spec", lambda name: name)
         good = dict.fromkeys(machine.NEEDED, passed("good"))
         monkeypatch.setattr(machine, "look", lambda device, gpus, output: good)
         monkeypatch.setattr(command, "prepare", lambda output, device: Assets(folder=output))
         monkeypatch.setattr(command, "make_config", lambda folder: folder)
+        monkeypatch.setattr(command, "prepare_family", lambda name, output, device: Assets(folder=output))
+        monkeypatch.setattr(minute, "measure", self._measure)
         monkeypatch.setattr(speed, "run_engine", self._run_engine)
         monkeypatch.setattr(speed, "judge_speed", lambda facts, ended: failed(ended, "mend") if ended else passed(""))
         monkeypatch.setattr(training, "train", self._train)
@@ -61,10 +66,17 @@ class Wired:
         self.asked.append(settings)
         return {}, OUT_OF_MEMORY if self._broken == "decode" else ""
 
+    def _measure(self, engines: Sequence[str], *_: Any, **__: Any) -> Iterator[tuple[str, Verdict, dict[str, Any]]]:
+        for key in engines:
+            self.engines.append(key)
+            for part in minute.ENGINES[key]:
+                yield part, failed(OUT_OF_MEMORY, "mend") if key == self._broken else passed(""), {"before": [1]}
+
     def _train(self, case: training.Case, *_: Any, **__: Any) -> tuple[list[dict[str, float]], str]:
+        self.trained.append(case)
         lost = {"async_dapo/load_balancer/lost_servers": float(case.kills_an_engine)}
         steps = [step(number, **lost) for number in range(1, case.steps + 1)]
-        return (steps[:1], OUT_OF_MEMORY) if case.name == self._broken else (steps, "")
+        return (steps[:-1], OUT_OF_MEMORY) if case.name == self._broken else (steps, "")
 
 
 @pytest.mark.parametrize("broken", ["decode", *CASES])
@@ -92,3 +104,40 @@ def test_given_some_trainings_when_asked_for_then_no_other_runs(tmp_path, monkey
     exit_code, checks = Wired(tmp_path, monkeypatch).run("--only", "2", "--cases", *asked)
     trained = {check["check"] for check in checks if check["theme"] == "2. training"}
     assert exit_code == 0 and trained == set(asked)
+
+
+def test_given_the_first_minute_then_an_engine_s_life_comes_before_all_and_the_costly_ones_last(
+    tmp_path, monkeypatch
+) -> None:
+    wired = Wired(tmp_path, monkeypatch)
+    exit_code, checks = wired.run("--minute")
+    assert exit_code == 0 and wired.engines == list(minute.ENGINES) and wired.engines[0] == "life"
+    assert [(case.name, case.steps) for case in wired.trained] == [("partial", 1), ("separate", 2)]
+    assert [check["check"] for check in checks[-3:]] == ["separate", "least free memory", "leftovers"]
+    assert all(case.environment[watch.MARK] for case in wired.trained)
+
+
+def test_given_an_engine_that_does_not_start_when_the_minute_runs_then_nothing_else_takes_its_time(
+    tmp_path, monkeypatch
+) -> None:
+    wired = Wired(tmp_path, monkeypatch, broken="life")
+    assert wired.run("--minute")[0] == 1
+    assert wired.engines == ["life"] and not wired.trained
+
+
+def test_given_parts_of_the_minute_when_asked_for_then_no_other_runs_and_each_failure_names_its_finding(
+    tmp_path, monkeypatch
+) -> None:
+    wired = Wired(tmp_path, monkeypatch, broken="partial")
+    _, checks = wired.run("--minute", "full", "step", "--beside")
+    assert wired.engines == ["full"] and [case.name for case in wired.trained] == ["partial"]
+    assert set(training.BESIDE) <= set(wired.trained[0].overrides)
+    [failure] = [check for check in checks if check["status"] == "FAIL"]
+    assert "(finding 13 of docs/gpu.md)" in failure["found"]
+
+
+def test_given_one_gpu_then_engines_on_a_gpu_of_their_own_are_skipped_by_name(tmp_path, monkeypatch) -> None:
+    wired = Wired(tmp_path, monkeypatch)
+    _, checks = wired.run("--minute", "separate", "--gpus", "1")
+    assert not wired.trained
+    assert {check["check"]: check["found"] for check in checks}["separate"] == "needs --gpus 2"

@@ -24,8 +24,8 @@ from benchmarks.gpu_day import compare, pack, read, run
 from benchmarks.gpu_day.drawn_lengths import DrawnLengths
 from benchmarks.side_by_side.run import SYSTEMS
 from recipe.async_dapo.check import main as check
+from recipe.async_dapo_lab.gpu_check.__main__ import parse
 from recipe.async_dapo_lab.gpu_check.assets import prepare
-from recipe.async_dapo_lab.gpu_check.training import CASES
 
 from ..support import hanging
 
@@ -70,8 +70,9 @@ def test_given_any_library_when_pruned_then_a_hopper_gpu_finds_in_each_fat_binar
     assert outside[0] == outside[1]
 
 
-def unpack(part: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["bash", UNPACK, part, folder], capture_output=True, text=True)
+def unpack(part: Path, folder: Path, *, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    own = os.environ | {"PYTHON": python}
+    return subprocess.run(["bash", UNPACK, part, folder], env=own, capture_output=True, text=True)
 
 
 def test_given_parts_when_unpacked_one_by_one_then_the_last_one_brings_all_files_and_a_damaged_one_is_refused(
@@ -87,6 +88,7 @@ def test_given_parts_when_unpacked_one_by_one_then_the_last_one_brings_all_files
     assert len(parts) > 2
     (tmp_path / "site.parts").mkdir()
     (tmp_path / "site.parts" / parts[-1].name).write_bytes(b"left by another pack")
+    assert "false has no torch: name the machine's Python" in unpack(parts[0], tmp_path / "site", python="false").stderr
     for part in parts[:-1]:
         assert "still missing" in unpack(part, tmp_path / "site").stdout
         assert not (tmp_path / "site").exists()
@@ -102,8 +104,8 @@ def test_given_parts_when_unpacked_one_by_one_then_the_last_one_brings_all_files
 def test_given_parts_that_hang_or_fail_when_run_then_they_are_ended_and_the_next_ones_run_and_all_are_told(
     tmp_path, monkeypatch
 ):
-    hangs = run.Part(name="hangs", command=(hanging.__name__,), limit_s=5.0)
-    fails = run.Part(name="fails", command=("ensurepip",), limit_s=60.0, brings={"none.json": "none.json"})
+    hangs = run.Part(name="hangs", command=(hanging.__name__,), planned_s=5.0, limit_s=5.0)
+    fails = replace(hangs, name="fails", command=("ensurepip",), limit_s=60.0, brings={"none.json": "none.json"})
     monkeypatch.setattr(run, "PARTS", (hangs, fails, hangs, replace(hangs, limit_s=1.0)))
     for name, value in (("ENDING_S", 1.0), ("LEAST_S", 2.0), ("SLOWER", {"cpu": 1.0})):
         monkeypatch.setattr(run, name, value)
@@ -113,19 +115,43 @@ def test_given_parts_that_hang_or_fail_when_run_then_they_are_ended_and_the_next
     options = ["--device", "cpu", "--minutes", "1", "--parts", "1", "2", "4"]
     monkeypatch.setattr(sys, "argv", ["run", "--output", str(results), *options])
     run.main()
-    about, hung, failed, late = [json.loads(line) for line in (results / "parts.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (results / "parts.jsonl").read_text().splitlines()]
+    assert [line["left"] for line in lines if "left" in line] == [[], []]
+    about, hung, failed, late = [line for line in lines if "part" in line]
+    assert hung["least_free_gb"]["host"] > 0
     assert about["device"] == "cpu" and "commit" in about
-    assert [file.name for file in results.iterdir()] == ["parts.jsonl"]  # what parts leave beside results is elsewhere
+    # What parts leave beside results is elsewhere.
+    assert {file.name for file in results.iterdir()} == {"parts.jsonl", "parts.jsonl.lock"}
     assert [part["part"] for part in (hung, failed, late)] == ["hangs", "fails", "hangs"]
     assert hung["ended"].startswith("not done after 4 s") and "not begun" in late["ended"]
     assert failed["ended"] != "well" and "--timeout-s" in str(failed["last_lines"])
     assert not any(hanging.__name__ in title_of(process) for process in psutil.Process().children(recursive=True))
 
 
-def test_the_first_part_is_the_minute_and_every_part_of_the_check_is_one_of_its_cases():
-    assert [part.command[1] for part in run.PARTS[:2]] == ["--minute", "--only"]
-    asked = {case for part in run.PARTS if "--cases" in part.command for case in part.command[4:]}
-    assert asked < {case.name for case in CASES}
+@pytest.mark.slow
+def test_given_parts_that_run_at_the_same_time_when_ended_then_each_has_a_line_and_nothing_of_them_is_left(tmp_path):
+    """The day's own, which find no GPU here, and are told so soon."""
+    numbers = [str(1 + index) for index, part in enumerate(run.PARTS) if part.name in ("pressure", "stale")]
+    command = [sys.executable, "-m", run.__name__, "--output", str(tmp_path / "results"), "--minutes", "5"]
+    done = subprocess.run([*command, "--parts", *numbers], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "results" / "parts.jsonl").read_text().splitlines()]
+    ended = {line["part"]: line["ended"] for line in lines if "seconds" in line}
+    assert ended.keys() == {"pressure", "stale"} and "well" not in ended.values()
+    assert [line["left"] for line in lines if "left" in line] == [[], []]
+
+
+def test_the_day_fits_its_quarter_of_an_hour_and_every_part_of_the_check_is_one_of_its_own():
+    planned = [max(part.planned_s for part in slot) for slot in run.slots(run.PARTS[: run.FIRST_DAY])]
+    assert run.SETUP_S + sum(planned) + run.RESERVE_S <= run.DAY_S
+    assert run.PARTS[0].command[1:] == ("--minute", "life", "step")
+    assert all(part.planned_s < part.limit_s for part in run.PARTS)
+    for part in run.PARTS:
+        if "gpu_check" in part.command[0]:
+            parse([*part.command[1:], "--device", "cpu"])  # ends this with the wrong argument otherwise
+    beside = [part for slot in run.slots(run.PARTS) if len(slot) > 1 for part in slot]
+    assert beside and all(part.command[0].endswith("gpu_check") for part in beside)  # compared systems run alone
+    assert all("--beside" in part.command for part in beside)
     assert len({part.name for part in run.PARTS}) == len(run.PARTS)
 
 

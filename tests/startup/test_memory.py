@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,8 @@ from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup.model_check import check_host_memory
 from recipe.async_dapo_lab.check import in_words
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
+from recipe.async_dapo_lab.plan.hardware import load_model
+from recipe.async_dapo_lab.plan.trainer_memory import pinned_bytes
 
 AWAKE = "actor_rollout_ref.rollout.free_cache_engine=False"
 OFFLOADED = [f"actor_rollout_ref.actor.fsdp_config.{part}_offload=True" for part in ("param", "optimizer")]
@@ -81,6 +84,37 @@ def test_the_run_in_words_says_what_the_trainer_takes_and_whether_engines_fit_be
     said = in_words(config)
     assert ("do not fit beside it" in said) == bool(words)
     assert all(word in said for word in words), said
+
+
+STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "async_dapo.host_kv_gib=40")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gb"),
+    [
+        (OFFLOADED, 131),  # of docs/cluster.md; the values alone are 98
+        (OFFLOADED[:1], 44),
+        ([*OFFLOADED, *STALE_KV], 474),  # 343.6 of them KV
+        ([*ON_HOST], 174),  # with gradients
+        ([*OFFLOADED, "actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16"], 65),
+        ([], None),
+    ],
+)
+def test_the_host_of_a_node_holds_what_is_offloaded_in_powers_of_two(on_gpus, an_80_gb_gpu, monkeypatch, overrides, gb):
+    """Of 8B parameters on 8 GPUs."""
+    for here_gb, is_short in ((2000, False), ((gb or 2) - 1, True)):
+        monkeypatch.setattr("psutil.virtual_memory", partial(SimpleNamespace, total=1e9 * here_gb))
+        said = in_words(on_gpus(*overrides))
+        assert (found[1] if (found := re.search(r"host memory holds (\d+) GB", said)) else None) == (gb and str(gb))
+        assert ("use more nodes" in said) == bool(is_short and gb)
+
+
+def test_a_model_with_experts_or_with_unknown_tensors_holds_at_least_its_values():
+    for name, config in PRESETS.items():
+        model = load_model(name)
+        pinned = pinned_bytes(config, parameters=model.parameters, shards=8, value_bytes=4)
+        values = 4 * model.parameters / 8
+        assert values <= pinned <= 2 * values
 
 
 @pytest.mark.parametrize(("gib", "gpus", "fits"), [(7, 8, True), (9, 8, False), (9, 2, True), ("null", 8, True)])

@@ -24,6 +24,9 @@ def state() -> dict[str, Any]:
     layer.experts = torch.nn.Parameter(torch.ones(2))
     layer.experts.weight_loader = "a loader"
     cpu_fused_moe.replace_parameter(layer, "experts", torch.zeros(3))
+    layer.w13_weight, layer.w2_weight = torch.ones(1, 64, 32), torch.ones(1, 32, 32)
+    torch.cpu._is_amx_tile_supported = lambda: True
+    check = cpu_fused_moe.CPUFusedMOE.check_grouped_gemm
     packs = utils.dispatch_cpu_unquantized_gemm
     return {
         "registered": "cpu" in PlatformRegistry.registered_names(),
@@ -32,6 +35,7 @@ def state() -> dict[str, Any]:
         "vllm_version": vllm_version,
         "keeps_weights": is_the_plugins(packs) and not is_the_plugins(packs.__wrapped__),
         "keeps_experts": len(layer.experts) == 3 and hasattr(layer.experts, "weight_loader"),
+        "computes_experts": is_the_plugins(check) and check(None, layer) == (False, "none"),
         "engine_device": os.environ.get("VERL_ENGINE_DEVICE"),
     }
 

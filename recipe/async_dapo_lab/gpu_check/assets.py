@@ -30,14 +30,19 @@ def prepare(output: Path, *, device: str, seed: int = 0, shape: dict[str, Any] =
 
 
 def prepare_family(name: str, output: Path, *, device: str) -> Assets:
-    """A tiny model with experts, or one that sees images, and data for it; over those of an earlier run."""
+    """A tiny model with experts, one that sees images, or one whose own head drafts, and data for it; over those of an
+    earlier run.
+    """
     import torch
 
-    from .families import TinyModel, qwen2_5_vl, qwen3_moe
+    from .families import TinyModel, add_head, glm4_moe, qwen2_5_vl, qwen3_moe
 
-    make = {"experts": qwen3_moe, "images": qwen2_5_vl}[name]
+    make = {"experts": qwen3_moe, "images": qwen2_5_vl, "own head": glm4_moe}[name]
     family = TinyModel(make=make, has_pictures=name == "images")
-    return family.write(output / "made_here", dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+    assets = family.write(output / "made_here", dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+    if name == "own head":
+        add_head(assets.model)
+    return assets
 
 
 def make_model(folder: Path, *, seed: int, shape: dict[str, Any] = SMALL) -> Path:

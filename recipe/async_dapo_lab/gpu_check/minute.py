@@ -1,27 +1,39 @@
-"""The first minute on a GPU: an engine's life without Ray and verl's trainer, judged stage by stage, then the pressure
-of a full cache. Each check names what it would find first.
+"""The first minute on a GPU: an engine's life without Ray and verl's trainer, then engines with a full cache.
+
+A process of its own runs the parts (`minute_process.py`), each with a time limit. A part that passes it ends the
+process; another one goes on with the engines behind it. What a failure of a part would be is numbered in docs/gpu.md.
 """
 
+import faulthandler
 import json
 import math
+import re
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..quickstart.supervision import RayFolder
 from .supervised import run_supervised
 from .verdicts import Verdict, failed, first_failure, passed, skipped
+from .watch import LeastFree
 
 MODULE = f"{__package__}.minute_process"
-LIMIT_S = {"life": 90.0, "pressure": 120.0}  # of a GPU; a CPU may take ten times as long
-CPU_TIMES = 10
+FACTS = "facts.json"
+CPU_TIMES = 10  # that a CPU may take as long
+PROCESS_S = 45.0  # for the process itself, beside its parts
 SAME_NATS = 1e-5  # log-probs of the same weights; batches may differ
 LEAST_CHANGE_NATS = 1e-4  # of weights that are 1 % larger
-ABORT_S = 0.5
 STAYS_ASLEEP_GB = 4.0  # CUDA contexts, graphs, and the weights that this process holds
-MOST_AT_ONCE = 8  # requests that a full cache preempts in one step
+# Requests that a full cache preempts in one step: of staggered ones few need a block at once. vLLM's scheduler alone
+# preempts one, and 48 where blocks are freed late.
+MOST_AT_ONCE = 4
+_LATE = re.compile(r"^Timeout \(", re.MULTILINE)  # what `faulthandler` writes when it ends the process
 _EAGER = "start with enforce_eager=True, then with VLLM_USE_V2_MODEL_RUNNER=0, to see which of the two it is"
+_SYNCHRONOUS = "set ++actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=False"
 
 Facts = dict[str, Any]
 
@@ -30,15 +42,21 @@ Facts = dict[str, Any]
 class MinuteSettings:
     """What the process is told. Sizes are a GPU's unless others are given."""
 
-    stage: str  # life, pressure
+    engines: list[str] = field(default_factory=list)  # of `ENGINES`, in order
+    limits_s: dict[str, float] = field(default_factory=dict)  # of each part
     model: str  # folder, whose weights are one file
-    folder: str  # of what it writes, and of its socket
+    drafting_model: str = ""  # one whose own head drafts
+    folder: str  # of what it writes
+    sockets: str = ""  # folder with a short path
     device: str = "cuda"
     dtype: str = "bfloat16"
     gpu_memory_utilization: float = 0.3
+    kv_cache_bytes: int | None = None  # of each engine; None: what it finds free
     abort_after_s: float = 0.5
+    abort_within_s: float = 0.5
     pressure_blocks: int = 400
     pressure_tok: int = 300
+    requests: int = 64
     graphs: dict[str, Any] = field(default_factory=dict)  # vLLM's compilation_config
 
 
@@ -47,63 +65,44 @@ ON_A_CPU: dict[str, Any] = {
     "dtype": "float32",
     "gpu_memory_utilization": 0.1,
     "abort_after_s": 2.0,
-    "pressure_blocks": 300,
-    "pressure_tok": 100,
+    "abort_within_s": 5.0,
+    "pressure_blocks": 200,
+    "pressure_tok": 60,
 }
 
 
-def run_stage(settings: MinuteSettings, *, environment: Mapping[str, str]) -> tuple[Facts, str]:
-    """What it measured, and how its process ended if it did not end well."""
-    folder = Path(settings.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    told, facts = folder / f"{settings.stage}.json", folder / "facts.json"
-    told.write_text(json.dumps(asdict(settings), indent=2) + "\n")
-    facts.unlink(missing_ok=True)
-    limit_s = LIMIT_S[settings.stage] * (CPU_TIMES if settings.device == "cpu" else 1)
-    command = [sys.executable, "-m", MODULE, str(told)]
-    ended = run_supervised(command, environment=environment, log=folder / f"{settings.stage}.log", timeout_s=limit_s)
-    return json.loads(facts.read_text()) if facts.exists() else {}, ended
+class Notes:
+    """The file of facts: those of each part that has ended, and whether the newest engine has started."""
 
+    def __init__(self, settings: MinuteSettings) -> None:
+        self._file, self._limits_s = Path(settings.folder, FACTS), settings.limits_s
+        self._told: Facts = {"parts": {}, "has_started": False}
 
-def judge_life(facts: Facts, ended: str, *, device: str) -> Iterator[tuple[str, Verdict]]:
-    """Each stage by name, in order; the first that is missing has failed, and those after it are skipped."""
-    on_gpu = device == "cuda"
-    stages = {
-        "engine starts": ("start_s", _start),
-        "memory asleep": ("free_asleep_gb", _memory),
-        "same after sleep": ("after", _same),
-        "new weights are seen": ("restored", _new_weights),
-        "abort of 64 requests": ("abort_s", _abort),
-    }
-    missing = False
-    for name, (needed, judge) in stages.items():
-        if needed == "free_asleep_gb" and not on_gpu:
-            yield name, skipped("needs a GPU")
-        elif needed in facts:
-            yield name, judge(facts)
-        elif missing:
-            yield name, skipped("the stage before it did not end")
-        else:
-            missing = True
-            yield name, failed(ended or "no result", "read life.log: its last lines name the call that failed")
+    @contextmanager
+    def part(self, key: str) -> Iterator[Facts]:
+        """A dict for its facts, which count once the part has ended within its limit."""
+        facts: Facts = {}
+        began_s = time.perf_counter()
+        faulthandler.dump_traceback_later(self._limits_s[key], exit=True)
+        try:
+            yield facts
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        self._told["parts"][key] = facts | {"seconds": time.perf_counter() - began_s}
+        self._write()
+
+    def engine(self, *, has_started: bool) -> None:
+        self._told["has_started"] = has_started
+        self._write()
+
+    def _write(self) -> None:
+        self._file.write_text(json.dumps(self._told) + "\n")
 
 
 def _start(facts: Facts) -> Verdict:
     runner = "second" if facts["second_runner"] else "first"
     scheduling = "asynchronous" if facts["async_scheduling"] else "synchronous"
-    return passed(
-        f"{facts['start_s']:.0f} s; {runner} model runner, {scheduling} scheduling, {facts['kv_blocks']:,} blocks"
-    )
-
-
-def _memory(facts: Facts) -> Verdict:
-    stays_gb = facts["total_gb"] - facts["free_asleep_gb"]
-    needed = (
-        stays_gb <= STAYS_ASLEEP_GB,
-        f"{stays_gb:.1f} GB stay while it sleeps",
-        "look for another process: nvidia-smi",
-    )
-    return first_failure(needed, else_found=f"{stays_gb:.1f} GB stay; free memory overwritten with NaN")
+    return passed(f"{runner} model runner, {scheduling} scheduling, {facts['kv_blocks']:,} blocks")
 
 
 def _difference(one: list[Any], other: list[Any]) -> float:
@@ -114,14 +113,21 @@ def _difference(one: list[Any], other: list[Any]) -> float:
     return max(off) if all(map(math.isfinite, off)) else math.inf
 
 
-def _same(facts: Facts) -> Verdict:
+def _asleep(facts: Facts) -> Verdict:
     off = _difference(facts["before"], facts["after"])
-    needed = (
+    stays_gb = facts.get("total_gb", 0.0) - facts.get("free_asleep_gb", 0.0)  # a CPU's engines free nothing
+    same = (
         off <= SAME_NATS,
         f"after sleep, with the same weights, answers differ by {off:.2g} nats",
         f"an engine keeps something that its sleep has thrown away; {_EAGER}; do not train with free_cache_engine=True",
     )
-    return first_failure(needed, else_found=f"the same tokens, log-probs within {off:.1g}")
+    freed = (
+        stays_gb <= STAYS_ASLEEP_GB,
+        f"{stays_gb:.1f} GB stay while it sleeps",
+        "look for another process: nvidia-smi",
+    )
+    memory = f"; {stays_gb:.1f} GB stay, what was free was overwritten with NaN" if stays_gb else ""
+    return first_failure(same, freed, else_found=f"the same tokens, log-probs within {off:.1g}{memory}")
 
 
 def _new_weights(facts: Facts) -> Verdict:
@@ -134,34 +140,155 @@ def _new_weights(facts: Facts) -> Verdict:
 
 
 def _abort(facts: Facts) -> Verdict:
+    seconds, within_s = facts["abort_s"], facts["within_s"]
     return first_failure(
         (facts["log_probs_whole"], "tokens came without their log-probs", "do not train, and report it"),
-        (facts["abort_s"] <= ABORT_S, f"took {facts['abort_s']:.2f} s, at most {ABORT_S}", "read life.log"),
-        else_found=f"{1e3 * facts['abort_s']:.0f} ms, {facts['aborted_tok']:,} tokens, each with its log-prob",
+        (seconds <= within_s, f"took {seconds:.2f} s, at most {within_s:g}", "read minute.log"),
+        else_found=f"{1e3 * seconds:.0f} ms, {facts['aborted_tok']:,} tokens, each with its log-prob",
     )
 
 
-def judge_pressure(facts: Facts, ended: str) -> Iterator[tuple[str, Verdict]]:
-    """A full cache, plain and with KV in host memory as the recipe starts it. Asynchronous scheduling with the latter,
-    which the recipe never starts, is only told.
+def _end(facts: Facts) -> Verdict:
+    return passed("its processes have ended")
+
+
+def _fp8(facts: Facts) -> Verdict:
+    return first_failure(
+        *((not verdict.is_failure, verdict.found, verdict.remedy) for verdict in (_asleep(facts), _new_weights(facts))),
+        else_found="the same answers after sleep, and after two updates",
+    )
+
+
+def _pressed(facts: Facts) -> str:
+    return (
+        f"{facts['preemptions']} preemptions in {facts['steps']:,} steps, at most {facts['most_in_a_step']} in one; "
+        f"{facts['step_ms']:.1f} ms a step"
+    )
+
+
+def _full(facts: Facts) -> Verdict:
+    wanted_tok, tok = facts["wanted_tok"], facts["generated_tok"]
+    return first_failure(
+        (tok == wanted_tok, f"{tok:,} tokens came, {wanted_tok:,} were asked for", "do not train, and report it"),
+        (facts["preemptions"] > 0, "the cache was never full: this has shown nothing", "report it"),
+        (facts["most_in_a_step"] <= MOST_AT_ONCE, _pressed(facts), _SYNCHRONOUS),
+        else_found=_pressed(facts),
+    )
+
+
+def _told(facts: Facts) -> Verdict:
+    return passed(f"{_pressed(facts)}; engines of this recipe are never started so")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A check of the first minute, that the process has measured.
+
+    Args:
+        limit_s: on a GPU, the start of its engine included where that is its own.
+        finding: of docs/gpu.md, that a failure would be.
+        on_gpus_only: why, where a CPU has nothing to check.
+        may_lack: an engine that does not start on a CPU is none of its faults: the CPU build may not have it.
     """
-    for key, name in (("plain", "full cache"), ("host_kv", "full cache, host memory")):
-        if key not in facts:
-            yield name, failed(ended or "no result", "read pressure.log")
-            continue
-        found = facts[key]
-        words = (
-            f"{found['preemptions']} preemptions, at most {found['most_in_a_step']} in a step, "
-            f"{found['tokens_per_s']:,.0f} tok/s"
+
+    name: str
+    limit_s: float
+    finding: int
+    judge: Callable[[Facts], Verdict]
+    on_gpus_only: str = ""
+    may_lack: bool = False
+
+
+PARTS = {
+    "start": Part(name="engine starts", limit_s=75, finding=12, judge=_start),
+    "asleep": Part(name="same after sleep", limit_s=25, finding=9, judge=_asleep),
+    "weights": Part(name="new weights are seen", limit_s=25, finding=9, judge=_new_weights),
+    "abort": Part(name="abort of 64 requests", limit_s=15, finding=15, judge=_abort),
+    "end": Part(name="engine ends", limit_s=20, finding=15, judge=_end),
+    "full": Part(name="full cache", limit_s=60, finding=1, judge=_full),
+    "host_kv": Part(name="full cache, host memory", limit_s=60, finding=1, judge=_full),
+    "host_kv_async": Part(
+        name="the same, asynchronous",
+        limit_s=60,
+        finding=1,
+        judge=_told,
+        on_gpus_only="a CPU schedules synchronously",
+    ),
+    "mtp": Part(name="full cache, own head drafts", limit_s=75, finding=3, judge=_full, may_lack=True),
+    "fp8": Part(name="FP8 cache, two updates", limit_s=75, finding=10, judge=_fp8, may_lack=True),
+}
+LIFE = ("start", "asleep", "weights", "abort", "end")
+ENGINES = {"life": LIFE, **{key: (key,) for key in PARTS if key not in LIFE}}  # parts of each engine, in order
+
+
+def measure(
+    engines: Sequence[str], settings: MinuteSettings, *, environment: Mapping[str, str], free: LeastFree
+) -> Iterator[tuple[str, Verdict, Facts]]:
+    """Each part's key, verdict and facts. A process that ends too early leaves the engines behind it to another one."""
+    left = list(engines)
+    is_cpu = settings.device == "cpu"
+    for key in [key for key in left if is_cpu and PARTS[ENGINES[key][0]].on_gpus_only]:
+        left.remove(key)
+        yield key, skipped(PARTS[key].on_gpus_only), {}
+    while left:
+        limits_s = {part: PARTS[part].limit_s * (CPU_TIMES if is_cpu else 1) for key in left for part in ENGINES[key]}
+        told, ended = _run(left, limits_s, settings, environment, free)
+        while left:
+            parts = ENGINES[left.pop(0)]
+            yield from _judged(parts, told, ended, limits_s, may_lack=is_cpu)
+            if ended and not all(part in told["parts"] for part in parts):
+                break  # the process ended here
+
+
+def _judged(
+    parts: Sequence[str], told: Facts, ended: str, limits_s: Mapping[str, float], *, may_lack: bool
+) -> Iterator[tuple[str, Verdict, Facts]]:
+    found, is_over = told["parts"], False
+    for key in parts:
+        part = PARTS[key]
+        if key in found:
+            verdict = part.judge(found[key])
+            if verdict.is_failure:
+                verdict = failed(f"{verdict.found} ({_named(part)})", verdict.remedy)
+        elif is_over:
+            verdict = skipped("the part before it did not end")
+        elif may_lack and part.may_lack and not told.get("has_started"):
+            verdict = skipped(f"no such engine in vLLM's CPU build here: {ended}")
+        else:
+            is_over = True
+            words = f"not done after {limits_s[key]:.0f} s" if told["is_late"] else ended or "no result"
+            verdict = failed(f"{words} ({_named(part)})", "read minute.log: it names the call that failed, or waits")
+        yield key, verdict, found.get(key, {})
+
+
+def _named(part: Part) -> str:
+    return f"finding {part.finding} of docs/gpu.md"
+
+
+def _run(
+    engines: Sequence[str],
+    limits_s: Mapping[str, float],
+    settings: MinuteSettings,
+    environment: Mapping[str, str],
+    free: LeastFree,
+) -> tuple[Facts, str]:
+    """What the process has told, and how it ended if it did not end well."""
+    folder = Path(settings.folder) / engines[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    told, facts, log = folder / "settings.json", folder / FACTS, folder / "minute.log"
+    facts.unlink(missing_ok=True)
+    limit_s = sum(limits_s.values()) + PROCESS_S * (CPU_TIMES if settings.device == "cpu" else 1)
+    with RayFolder() as sockets:
+        own: Facts = {"engines": list(engines), "limits_s": dict(limits_s), "folder": str(folder)}
+        own = asdict(settings) | own | {"sockets": str(sockets.path)}
+        told.write_text(json.dumps(own, indent=2) + "\n")
+        ended = run_supervised(
+            [sys.executable, "-m", MODULE, str(told)],
+            environment=environment,
+            log=log,
+            timeout_s=limit_s,
+            on_watch=free.look,
         )
-        one = (
-            found["most_in_a_step"] <= MOST_AT_ONCE,
-            words,
-            "a full cache preempts most requests at once: keep rollout_pool_size below what fills it",
-        )
-        yield name, first_failure(one, else_found=words)
-    if (found := facts.get("host_kv_async")) is not None:
-        yield (
-            "the same, asynchronous",
-            passed(f"{found['preemptions']} preemptions, {found['most_in_a_step']} in one step"),
-        )
+    found = json.loads(facts.read_text()) if facts.exists() else {"parts": {}}
+    is_late = bool(ended) and _LATE.search(log.read_text(errors="replace")) is not None
+    return found | {"is_late": is_late}, ended

@@ -11,6 +11,8 @@ _WATCH_S = 0.5
 _ERROR = re.compile(
     r"^(?:\x1b\[[\d;]*m|\(.*?\) )*(?P<words>(async_dapo: .*|[\w.]*(Error|Exception|Mismatch|Dead)\b.*))$"
 )
+# vLLM's, where an engine has ended: the error that has ended it stands before them.
+_FOLLOWS = ("Engine core initialization failed", "EngineDeadError")
 
 
 def run_supervised(
@@ -42,6 +44,8 @@ def run_supervised(
 
 
 def last_words(log: Path) -> str:
-    """The last line of a log that is an error."""
+    """The last line of a log that is an error, if possible not one that only says that there was another."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return next((found["words"] for line in reversed(lines) if (found := _ERROR.match(line.strip()))), "")
+    errors = [found["words"] for line in lines if (found := _ERROR.match(line.strip()))]
+    causes = [words for words in errors if not any(follows in words for follows in _FOLLOWS)]
+    return next(reversed(causes or errors), "")

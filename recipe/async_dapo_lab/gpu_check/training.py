@@ -53,7 +53,7 @@ class FreshBounds:
     """Of pi_prox / mu over tokens that the trained version itself has sampled: 1, but for rounding."""
 
     ratio_max: float  # of a token
-    k3_kl: float  # of the first step, whose tokens are all fresh [nats per token]
+    k3_kl: float  # of a step [nats per token]
 
 
 BOUNDS = {"cpu": FreshBounds(ratio_max=1.001, k3_kl=1e-7), "cuda": FreshBounds(ratio_max=3.0, k3_kl=5e-3)}
@@ -69,7 +69,8 @@ class Case:
     name: str
     strategy: str = "partial"
     stop_rule: str | None = None  # the strategy's own
-    gpus: int = 1
+    gpus: int = 1  # that train
+    engine_gpus: int = 0  # of engines that have their own
     tensor_parallel_size: int = 1
     overrides: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
@@ -83,12 +84,19 @@ class Case:
     on_gpus_only: bool = False
     steps: int = STEPS
 
+    @property
+    def needed_gpus(self) -> int:
+        return self.gpus + self.engine_gpus
+
 
 STOP_LIMIT_S = 5.0  # a stop takes some engine steps; longer, and it waits for something
 LEAST_ESS = 0.5  # after two small updates; lower, and old tokens are corrected wrongly
 
 
 _VLLM = "++actor_rollout_ref.rollout.engine_kwargs.vllm"
+# vLLM would measure how much memory is free, and fails where other work takes or frees some meanwhile.
+KV_CACHE_BYTES = 4 * 2**30
+BESIDE = (f"{_VLLM}.kv_cache_memory_bytes={KV_CACHE_BYTES}",)
 # Name in Python -> what pip installs.
 PACKAGES = {"arctic_inference": SUFFIX_PACKAGE, "megatron": "'verl[megatron]'", "veomni": "veomni"}
 # Those of one GPU, or of the CPU.
@@ -110,11 +118,22 @@ CASES = (
     Case(name="Megatron", package="megatron", training_engine="megatron", on_gpus_only=True),
     Case(name="VeOmni", package="veomni", training_engine="veomni", on_gpus_only=True),
 )
+SEPARATE = Case(
+    name="separate",
+    engine_gpus=1,
+    overrides=(
+        "async_dapo.placement=separate",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.n_gpus_per_node=1",
+        "ray_kwargs.ray_init.num_cpus=20",
+    ),
+)
 # Those of two GPUs. On GPUs they use NCCL between ranks, on a CPU gloo.
 OF_TWO = (
     Case(name="tensor parallel 2", gpus=2, tensor_parallel_size=2),
     Case(name="two FSDP ranks", gpus=2),
     Case(name="one engine killed", gpus=2, kills_an_engine=True, steps=STEPS + 2),
+    SEPARATE,
 )
 
 
@@ -165,10 +184,11 @@ def _broken(step: Step, number: int) -> str:
 
 def _other_probabilities(step: Step, number: int, bounds: FreshBounds) -> str:
     """Of tokens that the trained version has sampled; a later step may have older ones alone."""
-    ratio, kl = step.get(_FRESH_RATIO, 1.0), step[keys.K3_KL]
+    ratio = step.get(_FRESH_RATIO, 1.0)
+    kl = step[keys.K3_KL] if number == 1 else step.get(keys.FRESH_K3_KL, 0.0)  # all tokens of the first are fresh
     if not ratio <= bounds.ratio_max:  # or it is not a number
         return f"a fresh token has a ratio of {ratio:.6f}, at most {bounds.ratio_max:g}"
-    if number == 1 and not kl <= bounds.k3_kl:
+    if not kl <= bounds.k3_kl:
         return f"fresh tokens have a k3 KL of {kl:.2g} nats, at most {bounds.k3_kl:g}"
     return ""
 
@@ -186,7 +206,14 @@ def _measured(steps: Sequence[Step], *, drafts: bool) -> str:
 
 
 def train(
-    case: Case, assets: Assets, model: Path, *, device: str, folder: Path, timeout_s: float
+    case: Case,
+    assets: Assets,
+    model: Path,
+    *,
+    device: str,
+    folder: Path,
+    timeout_s: float,
+    on_watch: Callable[[TrainingProcess], None] = lambda process: None,
 ) -> tuple[list[Step], str]:
     """Metrics of the steps, and how the run ended if it did not end well."""
     return run_entry(
@@ -197,6 +224,7 @@ def train(
         timeout_s=timeout_s,
         environment=case.environment,
         kills_an_engine=case.kills_an_engine,
+        on_watch=on_watch,
     )
 
 
@@ -209,6 +237,7 @@ def run_entry(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
     kills_an_engine: bool = False,
+    on_watch: Callable[[TrainingProcess], None] = lambda process: None,
 ) -> tuple[list[Step], str]:
     """Train with a module of Hydra options, which may be verl's own.
 
@@ -226,12 +255,18 @@ def run_entry(
         if device != "cpu":
             del own["VERL_PLATFORM"]
         killer = _EngineKiller(metrics)
+
+        def look(process: TrainingProcess) -> None:
+            on_watch(process)
+            if kills_an_engine:
+                killer.look(process)
+
         ended = run_supervised(
             [sys.executable, "-m", module, *options(ray.path)],
             environment=own | {"TMPDIR": str(ray.path), **(environment or {})},
             log=folder / "train.log",
             timeout_s=timeout_s,
-            on_watch=killer.look if kills_an_engine else lambda process: None,
+            on_watch=look,
         )
         if ended:
             ray.save_logs(folder / "ray_logs")
@@ -272,6 +307,7 @@ def overrides(case: Case, assets: Assets, model: Path, *, device: str, folder: P
     return [
         *own,
         *([local] if device == "cpu" and case.tensor_parallel_size > 1 else []),
+        *([f"++ray_kwargs.ray_init.num_gpus={case.needed_gpus}"] if device == "cpu" else []),
         *recipe_overrides(strategy=case.strategy, stop_rule=case.stop_rule),
         f"actor_rollout_ref.model.path={quoted(model)}",
         f"actor_rollout_ref.rollout.tensor_model_parallel_size={case.tensor_parallel_size}",

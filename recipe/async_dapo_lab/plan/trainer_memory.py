@@ -6,7 +6,9 @@ back, unless they keep their KV cache. Sizes are the least that is needed: buffe
 weights gathered for one layer come on top.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 TRAINED_COPIES = 4  # of each value: weight, gradient and Adam's two moments, in the weights' type
 LOGIT_BYTES = 4  # of a word of the vocabulary, for every token: bf16, with its gradient
@@ -74,6 +76,15 @@ class TrainerMemory:
         has_optimizer = not (self.offloads_optimizer or self.is_adapter)
         return weights + (2 * self.weight_bytes if has_optimizer else 0.0)
 
+    @property
+    def copies_on_host(self) -> int:
+        """Of a GPU's share of the weights, in host memory while engines generate: weights, Adam's two moments, and
+        gradients where nothing ever leaves the host.
+        """
+        if self.stays_on_host:
+            return 1 if self.is_adapter else TRAINED_COPIES
+        return self.offloads_weights + 2 * (self.offloads_optimizer and not self.is_adapter)
+
     def engine_share(self, memory_bytes: float, *, keeps_kv: bool, with_activations: bool = True) -> float:
         """Largest share of a GPU's memory that engines may take (`gpu_memory_utilization`); below 0: none fits.
 
@@ -84,3 +95,27 @@ class TrainerMemory:
         training = self.state_bytes + (self.activation_bytes if with_activations else 0.0)
         least = max(self.resident_bytes, training if keeps_kv or training > memory_bytes else 0.0)
         return 1 - least / memory_bytes
+
+
+def pinned_bytes(config: Mapping[str, Any], *, parameters: int, shards: int, value_bytes: int) -> float:
+    """A GPU's share of the weights in host memory. torch pins each tensor's shard apart, in a power of two of bytes,
+    and never gives it back. Tensors that are not known, such as norms, count what they have.
+
+    Args:
+        config: of the model, as in its config.json.
+    """
+    text = config.get("text_config", config)
+    hidden, heads = text["hidden_size"], text["num_attention_heads"]
+    head = text.get("head_dim") or hidden // heads
+    queries, keys = head * heads, head * (text.get("num_key_value_heads") or heads)
+    experts = text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts")
+    if experts:  # of all experts of a layer, one tensor for both ways up, and one for the way down
+        up = experts * hidden * (text.get("moe_intermediate_size") or text["intermediate_size"])
+        within = [2 * up, up]
+    else:
+        within = [hidden * text["intermediate_size"]] * 3
+    layer = [hidden * queries] * 2 + [hidden * keys] * 2 + within
+    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    tensors = layer * text["num_hidden_layers"] + [hidden * text["vocab_size"]] * (1 if tied else 2)
+    pinned = sum(1 << (-(-value_bytes * values // shards) - 1).bit_length() for values in tensors)
+    return pinned + value_bytes * max(0, parameters - sum(tensors)) / shards

@@ -1,4 +1,4 @@
-"""vLLM plugin: six places where the CPU build loses what a training run needs; each is mended once per process."""
+"""vLLM plugin: seven places where the CPU build loses what a training run needs; each is mended once per process."""
 
 import os
 from functools import wraps
@@ -14,6 +14,7 @@ def register() -> None:
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         _keep_weights_loadable()
         _keep_experts_loadable()
+        _compute_experts_in_fp32()
         _tell_chosen_experts()
         _hand_temperatures_to_drafts()
         _copy_blocks_without_streams()
@@ -56,6 +57,25 @@ def _keep_experts_loadable() -> None:
             setattr(packed, key, known[key])
 
     cpu_fused_moe.replace_parameter = keep_loader
+
+
+def _compute_experts_in_fp32() -> None:
+    """On a CPU with AMX, vLLM's CPU build computes experts in bf16 alone, and refuses all others as if they were not
+    aligned. Here they are computed one by one.
+    """
+    from vllm.model_executor.layers.fused_moe.cpu_fused_moe import CPUFusedMOE
+
+    original = CPUFusedMOE.check_grouped_gemm
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def check(self: Any, layer: torch.nn.Module) -> tuple[bool, str]:
+        if torch.cpu._is_amx_tile_supported() and layer.w13_weight.dtype != torch.bfloat16:
+            return False, "none"
+        return original(self, layer)
+
+    CPUFusedMOE.check_grouped_gemm = check
 
 
 def _tell_chosen_experts() -> None:
