@@ -13,8 +13,8 @@ from ray.exceptions import RayError
 from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.core.outcome import Verdict
-from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.rollout.reports import RoundRecord
 from recipe.async_dapo.training.checkpoints import RolloutState
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
@@ -50,10 +50,10 @@ class NotingReplayBuffer(RoundReplayBuffer):
         self._keys: dict[str, str] = {}
         self._ended: list[str] = []
 
-    def _remember(self, summary: RoundSummary) -> None:
-        super()._remember(summary)
-        for outcome in summary.outcomes:
-            key = self.pool.prompt_key(outcome.prompt_uid)
+    def _note_ended(self, record: RoundRecord) -> None:
+        super()._note_ended(record)
+        for outcome in record.summary.outcomes:
+            key = self.pool.in_round[outcome.prompt_uid].key
             if outcome.verdict is Verdict.VALID:
                 self._keys[outcome.prompt_uid] = key
             elif outcome.verdict is not Verdict.SET_ASIDE:
@@ -65,7 +65,7 @@ class NotingReplayBuffer(RoundReplayBuffer):
 
     def take_note(self, step: int, trained_uids: frozenset[str]) -> Note:
         state = self.pool.state()
-        held: list[PromptGroup] = [*state.waiting, *state.deferred, *state.buffered]
+        held: list[PromptGroup] = [*state.waiting, *state.buffered]
         carried = [one.group for one in state.carried]
         note = Note(
             life=int(os.environ[LIFE]),

@@ -22,12 +22,11 @@ from ..support.pool_run import Run
     strategy_keeps=st.booleans(),
     stop_rule=st.sampled_from(StopRuleName),
     max_staleness=st.sampled_from([None, 0, 1, 2]),
-    defers=st.booleans(),
 )
 def test_given_any_rounds_when_settled_then_each_prompt_is_in_one_term_and_exactly_the_target_is_trained_once(
-    random, target, over_sampling, strategy_keeps, stop_rule, max_staleness, defers
+    random, target, over_sampling, strategy_keeps, stop_rule, max_staleness
 ) -> None:
-    run = Run(random, target, over_sampling, strategy_keeps, stop_rule, max_staleness, defers)
+    run = Run(random, target, over_sampling, strategy_keeps, stop_rule, max_staleness)
     for _ in range(5):
         run.one_step()
         if random.random() < 0.4:

@@ -16,10 +16,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from recipe.async_dapo.core.concurrency import ConcurrencyState
 from recipe.async_dapo.core.journal import Call
 from recipe.async_dapo.core.ledger import Ledger
-from recipe.async_dapo.core.length_bias import ObservedLengths
 from recipe.async_dapo.core.over_sampling import LengthsEnded, OverSamplingState
 from recipe.async_dapo.core.pool import CarriedGroup, PoolState
-from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.core.routes import Routes
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from recipe.async_dapo.record.checkpoint_folder import FORMAT, DamagedCheckpoint
@@ -94,22 +92,20 @@ PROMPTS = st.dictionaries(st.text(), st.none() | st.text() | COUNT | st.lists(st
 
 @st.composite
 def states(draw: st.DrawFn) -> RolloutState:
-    counts = [draw(st.integers(0, 2)) for _ in range(4)]
+    counts = [draw(st.integers(0, 2)) for _ in range(3)]
     groups = [
         PromptGroup(
             uid=f"group-{i}",
             prompt=draw(PROMPTS),
             drawn_at_step=draw(COUNT),
             key=draw(st.text()),
-            deferred_until=draw(COUNT),
             trajectories=draw(st.lists(TRAJECTORIES, min_size=1, max_size=2)),
         )
         for i in range(sum(counts))
     ]
-    waiting, deferred, buffered, carried = (groups[sum(counts[:k]) : sum(counts[: k + 1])] for k in range(4))
+    waiting, buffered, carried = (groups[sum(counts[:k]) : sum(counts[: k + 1])] for k in range(3))
     pool = PoolState(
         waiting=tuple(waiting),
-        deferred=tuple(deferred),
         buffered=tuple(buffered),
         carried=tuple(
             CarriedGroup(group=group, oldest_version=0, newest_version=3, generated_tok=draw(COUNT))
@@ -117,17 +113,12 @@ def states(draw: st.DrawFn) -> RolloutState:
         ),
         ledger=Ledger(drawn=draw(COUNT), trained=draw(COUNT)),
     )
-    lengths = [
-        ObservedLengths(uid=f"{k}", longest_tok=draw(st.floats(0, 1e5)), ended_tok=0.0, is_trained=draw(st.booleans()))
-        for k in range(draw(st.integers(0, 3)))
-    ]
     return RolloutState(
         pool=pool,
         over_sampling=OverSamplingState(surplus=draw(COUNT), valid=draw(st.floats(0, 1e5)), judged=draw(FLOAT)),
         ended=LengthsEnded(count=draw(FLOAT), tok=draw(FLOAT)),
         concurrency=draw(st.none() | st.builds(ConcurrencyState, context_tok=FLOAT, share=st.floats(0, 1))),
-        lengths=tuple(lengths),
-        history=draw(st.dictionaries(st.text(), st.builds(PassCount, right=FLOAT, wrong=FLOAT, visits=COUNT))),
+        extensions=draw(st.dictionaries(st.text(), st.binary(), max_size=2)),
     )
 
 
@@ -182,7 +173,8 @@ def test_given_frames_of_this_format_when_read_and_saved_again_then_they_are_the
     file = Path(__file__).parents[1] / "support" / f"pool_of_format_{FORMAT}.txt"
     frames = [literal_eval(line) for line in file.read_text().splitlines()]
     assert list(to_frames(state := from_frames(frames))) == frames
-    for kind in (Call, CarriedGroup, ConcurrencyState, ObservedLengths, PackedOutput, PassCount, Segment):
+    assert state.extensions == {"name": b"state"}
+    for kind in (Call, CarriedGroup, ConcurrencyState, PackedOutput, Segment):
         assert f"{kind.__name__}(" in repr(state)
 
 

@@ -4,13 +4,13 @@ import os
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.record.checkpoint_folder import read_pool, verify
 from recipe.async_dapo.startup.output_check import NEWEST_FILE
-from recipe.async_dapo.training.checkpoints import from_frames
+from recipe.async_dapo.training.checkpoints import from_bytes, from_frames
 from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
 
@@ -64,8 +64,10 @@ def renamed_recipe(checkout: Path) -> Path:
     return checkout
 
 
-def history_in(checkpoint: Path) -> dict[str, PassCount]:
-    return from_frames(read_pool(checkpoint)).history
+def history_in(checkpoint: Path) -> dict[str, Any]:
+    from recipe.async_dapo.extensions.history.source import HistoryState
+
+    return from_bytes(HistoryState, from_frames(read_pool(checkpoint)).extensions["history"]).counts
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,7 @@ import sys
 
 import pytest
 
-from recipe.async_dapo.core.length_bias import LengthBiasWindow
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
-from recipe.async_dapo_lab.plan.round_simulation import SimulatedRound
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import recipe
 
@@ -16,18 +14,6 @@ from ..support.plan_settings import small_scenario
 ROUNDS_OF_A_YEAR = 20_000
 LOOKS = 100  # at the memory, evenly over the rounds
 MOST_GROWTH = 0.5  # from the third quarter of the rounds to the last [blocks a round]; an object takes one or more
-
-
-class WatchedTraining(TrainingRun):
-    """Keeps the statistics that the replay buffer keeps beside the pool."""
-
-    window = LengthBiasWindow(64)
-
-    def _simulate(self, groups) -> SimulatedRound:
-        simulated = super()._simulate(groups)
-        self.window.observe(simulated.summary.outcomes, simulated.unfinished)
-        self.window.mark_trained(outcome.prompt_uid for outcome in simulated.summary.outcomes)
-        return simulated
 
 
 def growth(strategy: str, rounds: int) -> float:
@@ -41,7 +27,7 @@ def growth(strategy: str, rounds: int) -> float:
         lengths=LogNormalLengths(median_tok=12, sigma=0.9, correlation=0.5),
     )
     options = {"algorithm.filter_groups.max_num_gen_batches": 0}
-    run = WatchedTraining(scenario, recipe("year", rollout_strategy=strategy).with_overrides(options))
+    run = TrainingRun(scenario, recipe("year", rollout_strategy=strategy).with_overrides(options))
     used = []
     for number in range(1, rounds + 1):
         run.step()

@@ -82,8 +82,9 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         f"{COMPLETE_FILE} has 1099511627776 bytes, more than",
     ),
     "an earlier format": (
-        rewrite(COMPLETE_FILE, format=5),
-        f"{COMPLETE_FILE} has format 5, this recipe reads 6: finish that run with the recipe that wrote it",
+        rewrite(COMPLETE_FILE, format=6),
+        f"{COMPLETE_FILE} has format 6, this recipe reads 7: finish that run with the recipe that wrote it, or begin a "
+        "new run with its weights",
     ),
     "another step": (rewrite(COMPLETE_FILE, step=9), "global_step_8 was saved as global_step_9"),
     "no pool in the note": (rewrite(COMPLETE_FILE, files={}), f"{COMPLETE_FILE} does not name {POOL_FILE}"),

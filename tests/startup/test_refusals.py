@@ -163,7 +163,6 @@ overlong reward.reward_manager.name=naive -> reward.reward_manager.name=dapo
 overlong reward.reward_kwargs.max_resp_len=64 -> reward.reward_kwargs.max_resp_len=32
 algorithm.filter_groups.metric=null -> algorithm.filter_groups.enable=False
 rollout.n=1 -> algorithm.filter_groups.enable=False
-async_dapo.selection.by=history algorithm.filter_groups.enable=False -> async_dapo.selection.by=uniform
 async_dapo.rollout_strategy=discard async_dapo.max_tokens_per_round=16 -> async_dapo.rollout_strategy=partial
 async_dapo.rollout_strategy=partial_stale_kv -> async_dapo.host_kv_gib=1
 """

@@ -25,10 +25,10 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from recipe.async_dapo import store
 from recipe.async_dapo.calls import SampledTokens, append_tokens
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig, lasting_options, longest_trained_tok
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.ledger import Ledger
-from recipe.async_dapo.core.length_bias import mean_tok
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.pool import CarriedGroup, PoolState
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
@@ -57,13 +57,11 @@ def buffer(run: ComposeRun, *overrides: str) -> RoundReplayBuffer:
 
 @pytest.fixture
 def checkpoint(run) -> list[bytes]:
-    """Of a run that holds a waiting group of 4, starts fewer groups than it may, and has trained one."""
+    """Of a run that holds a waiting group of 4, and starts fewer groups than it may."""
     held = buffer(run)
     trajectories = [Trajectory(session_id=k) for k in range(4)]
     held.pool.add_drawn([PromptGroup(uid="a", prompt={}, drawn_at_step=1, trajectories=trajectories)])
     held._over_sampling.observe(0.9)
-    held._lengths.observe([GroupOutcome(prompt_uid="b", verdict=Verdict.VALID, response_lens_tok=(3, 5))], [])
-    held._lengths.mark_trained(["b"])
     return list(to_frames(held.state()))
 
 
@@ -72,7 +70,6 @@ def test_given_a_checkpoint_when_loaded_then_the_run_goes_on_where_it_was(run, c
     resumed.restore(from_frames(checkpoint))
     assert resumed.pool.at_hand.expected_valid(1.0) == 1
     assert resumed._over_sampling.groups_to_hold == 8 + 24 // 2
-    assert mean_tok(resumed._lengths.trained) == mean_tok(resumed._lengths.dispatched) == 4
 
 
 def test_given_fewer_groups_to_hold_or_to_remember_when_loaded_then_the_options_of_this_run_hold(run, checkpoint):
@@ -217,6 +214,16 @@ def test_given_a_run_that_is_resumed_when_router_replay_was_switched_then_it_is_
     refusal = f"^{key}={resumed}: {folder} was saved with {saved}; set that, or begin a new run with its weights"
     with nullcontext() if saved is resumed else pytest.raises(ConfigError, match=refusal):
         check_resume(run(own, f"{key}={resumed}"))
+
+
+def test_given_a_checkpoint_of_an_extension_that_this_copy_lacks_when_resumed_then_it_is_refused_by_name(run, tmp_path):
+    own = f"trainer.default_local_dir={tmp_path}"
+    folder = write_checkpoint(tmp_path, 4, extensions=("absent", "separate"))
+    refusal = f"^trainer.resume_mode=auto: {folder} was saved with extensions/absent, which this copy lacks; copy that "
+    with pytest.raises(ConfigError, match=refusal):
+        check_resume(run(own))
+    write_checkpoint(tmp_path, 4, extensions=[*declared()])
+    check_resume(run(own))
 
 
 @pytest.mark.parametrize(("ranks", "absent"), [((), []), ((0, 1, 2, 3), []), ((0, 2), [1, 3])])

@@ -16,7 +16,6 @@ from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 
 N = 2
-MOST_DEFER_STEPS = 3
 
 
 def fresh_group(uid: str, *, step: int = 1, prompt: dict[str, int] | None = None) -> PromptGroup:
@@ -44,7 +43,6 @@ class Run:
     strategy_keeps: bool
     stop_rule: StopRuleName
     max_staleness: int | None
-    defers: bool = False
     step: int = 0
     drawn: int = 0
     again: int = 0
@@ -52,7 +50,6 @@ class Run:
     ended: set[str] = field(default_factory=set)  # trained, filtered, failed or retired: never to be seen again
     queue: list[str] = field(default_factory=list)  # of the last round, in order
     expected_start: list[str] = field(default_factory=list)  # of what waits
-    due: dict[str, int] = field(default_factory=dict)  # deferred uid -> step in which it is back
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)  # uid -> (age, tokens)
     valid_tok: dict[str, int] = field(default_factory=dict)  # of groups that have ended valid
     prompts: dict[str, dict[str, int]] = field(default_factory=dict)  # of all groups
@@ -78,23 +75,19 @@ class Run:
         return f"again-{self.again}"
 
     def draw(self, count: int) -> list[str]:
-        """Draw so many prompts, and defer some on the way. Returns the uids of those that were not deferred."""
-        deferred = self.random.randint(0, 2) if self.defers else 0
-        numbers = range(self.drawn, self.drawn + count + deferred)
+        """Draw so many prompts. Returns their uids."""
+        numbers = range(self.drawn, self.drawn + count)
         groups = [fresh_group(f"drawn-{number}", step=self.step, prompt={"number": number}) for number in numbers]
         self.drawn += len(groups)
         self.prompts |= {group.uid: group.prompt for group in groups}
-        for group in groups[count:]:
-            group.deferred_until = self.step + self.random.randint(1, MOST_DEFER_STEPS)
-            self.due[group.uid] = group.deferred_until
-        self.pool.add_drawn(groups[:count], groups[count:])
-        return [group.uid for group in groups[:count]]
+        self.pool.add_drawn(groups)
+        return [group.uid for group in groups]
 
     def one_step(self) -> None:
         self.step += 1
         again_before, tok = self.again, self.tokens_held()
         retired_uids = self.pool.retire(self.step)
-        fresh = self.draw(missing) if (missing := self.pool.missing_for_round(self.step)) else []
+        fresh = self.draw(missing) if (missing := self.pool.missing_for_round()) else []
         groups = self.pool.dispatch()
         must_finish = self.pool.must_finish(self.step)
         self.check_dispatch(groups, retired_uids, must_finish, fresh, again_before)
@@ -201,10 +194,7 @@ class Run:
         places = {uid: place for place, uid in enumerate(self.queue)}
         places |= {new: places.get(old, -1) for old, new in zip(retired_uids, replaced, strict=True)}
         waited = sorted([*replaced, *self.expected_start], key=lambda uid: places.get(uid, len(places)))
-        back = [uid for uid, step in self.due.items() if step == self.step]
-        self.due = {uid: step for uid, step in self.due.items() if step > self.step}
-        expected = [*waited, *back, *fresh]
-        assert uids[len(resumed) :] == expected, "not first come, first served, or a deferred prompt is not back"
+        assert uids[len(resumed) :] == [*waited, *fresh], "not first come, first served"
         limit = StalenessLimit(max_staleness=self.max_staleness)
         for group in resumed:
             oldest = min(group.versions(), default=None)
@@ -246,16 +236,14 @@ class Run:
         state = self.pool.state()
         held = {
             "waiting": {group.uid for group in state.waiting},
-            "deferred": {group.uid for group in state.deferred},
             "buffered": {group.uid for group in state.buffered} | {one.group.uid for one in state.carried},
         }
-        assert held["deferred"] == self.due.keys()
         assert {term: len(uids) for term, uids in held.items()} == {term: ledger[term] for term in held}
         assert len(self.ended) == sum(ledger[term] for term in ("trained", "filtered", "failed", "retired")), (
             "a group has ended twice"
         )
         named = [f"drawn-{k}" for k in range(self.drawn)] + [f"again-{k + 1}" for k in range(self.again)]
-        everywhere = [*self.ended, *held["waiting"], *held["deferred"], *held["buffered"]]
+        everywhere = [*self.ended, *held["waiting"], *held["buffered"]]
         assert sorted(everywhere) == sorted(named), "a prompt is in no term, or in two"
 
     def restart_from_checkpoint(self) -> None:

@@ -152,7 +152,7 @@ class Cluster:
         self.trained += uids
         for key in batch.keys:
             self.check_trajectory(*self.store.rows[store.TRAIN][key])
-        self.buffer.pool.check_ledger()
+        self.buffer.check_ledger()
         return uids
 
     def check_trajectory(self, fields: dict[str, Any], tag: dict[str, Any]) -> None:

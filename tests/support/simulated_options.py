@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.config.options import AsyncDAPOConfig, CallsConfig, FilterConfig
-from recipe.async_dapo.config.values import Placement, RolloutStrategy
-from recipe.async_dapo.core.prompt_history import SelectBy, Selection
+from recipe.async_dapo.config.options import AsyncDAPOConfig, CallsConfig, FilterConfig, Selection
+from recipe.async_dapo.config.values import Placement, RolloutStrategy, SelectBy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 from .scripted_reward import reward_options
@@ -14,7 +13,6 @@ from .scripted_reward import reward_options
 STRATEGIES = pytest.mark.parametrize("strategy", list(RolloutStrategy))
 
 MAX_LENGTH_TOK = 1000
-UNIFORM = Selection(by=SelectBy.UNIFORM, forgetting=0.5, exploration=0.2, defer_steps=3)
 
 
 def options(**changes: Any) -> AsyncDAPOConfig:
@@ -40,7 +38,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "calls": CallsConfig(timeout_s=3600.0, short_s=1.0, journal_limit_mb=1),
         "reward_function": "compute_score of reward.py",
         "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
-        "selection": UNIFORM,
+        "selection": Selection(by=SelectBy.UNIFORM),
         "round_timeout_s": 7200.0,
         "engine_timeout_s": 60.0,
         "delivery_tok": 4,

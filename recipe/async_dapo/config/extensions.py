@@ -30,6 +30,9 @@ class Declared:
         rules: rows that are judged as those of `startup/rules.py` are, by all options.
         metrics: that it adds to a step, without the prefix.
         parts: the `Parts` of a run; at most one extension of a run has them.
+        observer: makes, of the recipe's options, an `Observer` of `training/observer.py`.
+        source: makes, of the recipe's options and the `Source` that it draws from, a `Source` of `training/source.py`,
+            which observes, too. Of several, each draws from the one before.
         correction: makes, of training workers, configuration and options, the `Correction` of `training/passes.py`.
         wire: `wire(config, options)`, called once, in the first actor, before anything is built.
     """
@@ -38,6 +41,8 @@ class Declared:
     rules: tuple[Rule, ...] = ()
     metrics: tuple[str, ...] = ()
     parts: str = ""
+    observer: str = ""
+    source: str = ""
     correction: str = ""
     wire: str = ""
 
@@ -64,6 +69,7 @@ class Served(NamedTuple):
 SERVED = (
     Served("async_dapo.placement", "separate", "separate"),
     Served("async_dapo.importance_sampling", "mixture", "mixture"),
+    Served("async_dapo.selection.by", "history", "history"),
 )
 
 

@@ -1,10 +1,10 @@
 """The recipe's options: Hydra node `async_dapo` -> frozen dataclasses, validated once.
 
-Options that belong together are parts of `AsyncDAPOConfig`; those of a decision are in `core/`, with it. An option's
-range is part of its type. What does not go together is a row of `TOGETHER`.
+Options that belong together are parts of `AsyncDAPOConfig`. An option's range is part of its type. What does not go
+together is a row of `TOGETHER`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -13,11 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from ..core.balance import Balance
 from ..core.one_pass import why_two_passes
 from ..core.over_sampling import OverSampling, RoundSize
-from ..core.prompt_history import Selection
 from ..core.round import RoundSpec
 from ..core.staleness import StalenessLimit
 from ..core.stop_rules import StopRuleName
-from .extensions import check_in_copy, declared
+from .extensions import check_in_copy, chosen, declared
 from .values import (
     Auto,
     ConfigError,
@@ -31,6 +30,7 @@ from .values import (
     RolloutStrategy,
     Rule,
     Seconds,
+    SelectBy,
     Share,
     check_rules,
     number,
@@ -83,6 +83,18 @@ class CallsConfig:
     journal_limit_mb: int = 16  # of a trajectory's recorded calls, arguments and results [MiB]
     # Agent loops with a state of their own that one worker keeps alive over a stop [count].
     kept_loops: int = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which of the data loader's prompts are drawn, which `extensions/history` decides: `async_dapo.selection`."""
+
+    by: SelectBy
+    exploration: float = 0.1  # least probability with which a prompt is drawn, whatever its history [0-1, > 0]
+    forgetting: float = 0.5  # what an earlier answer counts at the next visit [0-1]; 1 = nothing is forgotten
+    # After so many steps a skipped prompt is drawn [steps, >= 1]: more than an epoch of common data sets, or nothing
+    # would be saved.
+    defer_steps: int = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +196,6 @@ TOGETHER = (
          "name a metric of the reward function's result, such as acc, or set algorithm.filter_groups.enable=False"),
     Rule("actor_rollout_ref.rollout.n", lambda it: it.filter.metric is not None and it.rollout_n == 1,
          "a group of one never varies: the filter drops all; set n >= 2, or algorithm.filter_groups.enable=False"),
-    Rule("async_dapo.selection.by", lambda it: it.selection.records and it.filter.metric is None,
-         "a history counts by the filter's metric; set algorithm.filter_groups.enable=True, or by=uniform"),
     Rule("async_dapo.max_tokens_per_round",
          lambda it: it.max_tokens_per_round is not None
          and (it.rollout_strategy is not RolloutStrategy.PARTIAL or not it.keeps_tokens),
@@ -240,6 +250,7 @@ class AsyncDAPOConfig:
     recorder: str | None
     # Tokens of a request that a server delivers at a time: they are lost at most when it dies; fewer cost more calls.
     delivery_tok: int = 512
+    extensions: tuple[str, ...] = ()  # those of the run, by name
 
     @classmethod
     def from_hydra(cls, config: DictConfig) -> "AsyncDAPOConfig":
@@ -266,7 +277,7 @@ class AsyncDAPOConfig:
         parsed = parse_options(cls, node | {"reward_function": _reward_function(config)}, "async_dapo.")
         check_in_copy(config)
         check_rules([*TOGETHER, *(row for one in declared().values() for row in one.together)], parsed, config)
-        return parsed
+        return replace(parsed, extensions=tuple(chosen(config)))
 
     @property
     def is_separate(self) -> bool:

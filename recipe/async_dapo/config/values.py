@@ -54,6 +54,11 @@ class ImportanceSampling(StrEnum):
     NONE = "none"
 
 
+class SelectBy(StrEnum):
+    UNIFORM = "uniform"
+    HISTORY = "history"
+
+
 class Drafts(StrEnum):
     MTP = "mtp"
     SUFFIX = "suffix"

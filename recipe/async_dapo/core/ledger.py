@@ -23,8 +23,8 @@ class Ledger:
 
         Args:
             waiting: groups that are held and have generated nothing that is kept [groups].
-            deferred: groups that are held back for later steps by their prompts' history [groups].
             buffered: groups that are held with generated tokens, unfinished or valid and not yet trained [groups].
+            deferred: groups that the source of prompts holds back for later steps [groups].
 
         Raises:
             LedgerError: if a group vanished or was counted twice.

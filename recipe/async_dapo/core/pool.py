@@ -6,12 +6,13 @@
 they are trained first in the next one. `buffered` are groups that were interrupted and keep their tokens. Everything
 else that was interrupted waits again, with the groups that are redrawn. A group that has become too stale, or cannot go
 on, is retired, and its prompt waits again under a new uid. What waits again has the place that it
-had in the queue, whether it had started and however far it had come: no prompt is overtaken for ever. Deferred prompts
-wait until their step.
+had in the queue, whether it had started and however far it had come: no prompt is overtaken for ever.
+
+A source of prompts may hold some of them back (`training/source.py`). They are drawn for the ledger, and not here.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .ledger import Ledger, LedgerError
@@ -56,39 +57,7 @@ class PoolState:
     waiting: tuple[PromptGroup, ...]
     buffered: tuple[PromptGroup, ...]
     carried: tuple[CarriedGroup, ...]
-    deferred: tuple[PromptGroup, ...] = ()
     ledger: Ledger
-
-
-class _DeferredPrompts:
-    """Prompts that selection skipped. They wait until the step in `deferred_until`; if the data loader brings the same
-    prompt again meanwhile, it is not counted twice.
-    """
-
-    def __init__(self, groups: Sequence[PromptGroup] = ()) -> None:
-        self.groups = tuple(groups)
-
-    def take_in(self, drawn: Sequence[PromptGroup], deferred: Sequence[PromptGroup]) -> tuple[list[PromptGroup], int]:
-        """Sort the prompts of a draw. A prompt that an earlier visit deferred is the same prompt: it goes on waiting or
-        is drawn now, and is counted once.
-
-        Returns:
-            The groups that are drawn now, and how many groups are new.
-        """
-        earlier = {group.key: group for group in self.groups}
-        drawn_now = [earlier.pop(group.key, group) for group in drawn]
-        later: dict[str, PromptGroup] = {}
-        for group in deferred:
-            if group.key not in earlier:
-                later.setdefault(group.key, group)
-        self.groups = (*earlier.values(), *later.values())
-        return drawn_now, sum(now is group for now, group in zip(drawn_now, drawn, strict=True)) + len(later)
-
-    def take_due(self, step: int) -> list[PromptGroup]:
-        """Those whose step has come."""
-        due = [group for group in self.groups if group.deferred_until <= step]
-        self.groups = tuple(group for group in self.groups if group.deferred_until > step)
-        return due
 
 
 def training_order(summary: RoundSummary, stop_rule: StopRuleName) -> list[GroupOutcome]:
@@ -128,7 +97,6 @@ class PromptPool:
         self._new_uid = new_uid
         self._waiting: deque[PromptGroup] = deque()
         self._buffered: list[PromptGroup] = []
-        self._deferred = _DeferredPrompts()
         self._carried: list[CarriedGroup] = []  # those of the oldest policy first
         self._in_round: dict[str, PromptGroup] = {}
         self._places: dict[str, int] = {}  # uid -> where it was among the groups of the last round
@@ -152,7 +120,7 @@ class PromptPool:
     @property
     def group_sizes(self) -> set[int]:
         """Trajectories of a group, over all groups that are held [count]."""
-        unfinished = [*self._waiting, *self._deferred.groups, *self._buffered]
+        unfinished = [*self._waiting, *self._buffered]
         carried = [one.group for one in self._carried]
         return {len(group.trajectories) for group in unfinished + carried}
 
@@ -167,20 +135,23 @@ class PromptPool:
         certain = sum(group.is_certain for group in unfinished)
         return AtHand(certain=len(self._carried) + certain, open=len(unfinished) - certain)
 
-    def missing_for_round(self, step: int) -> int:
-        """Take in the deferred prompts whose step has come. Returns how many to draw before a round opens [groups]."""
-        self._waiting.extend(self._deferred.take_due(step))
+    def missing_for_round(self) -> int:
+        """How many to draw before a round opens [groups]."""
         return self._over_sampling.missing(self.at_hand)
 
-    def add_drawn(self, groups: Sequence[PromptGroup], deferred: Sequence[PromptGroup] = ()) -> None:
-        """Take in prompts of the data loader; deferred ones wait until the step that they name."""
-        drawn_now, new = self._deferred.take_in(groups, deferred)
-        self.ledger.drawn += new
-        self._waiting.extend(drawn_now)
+    def add_drawn(self, groups: Sequence[PromptGroup], *, held_back: int = 0) -> None:
+        """Take in new prompts.
 
-    def prompt_key(self, uid: str) -> str:
-        """Of a group that is in the round."""
-        return self._in_round[uid].key
+        Args:
+            held_back: how many more the source holds back than before it was asked for these [groups].
+        """
+        self.ledger.drawn += len(groups) + held_back
+        self._waiting.extend(groups)
+
+    @property
+    def in_round(self) -> Mapping[str, PromptGroup]:
+        """The groups of the round, by their uids."""
+        return self._in_round
 
     def dispatch(self) -> list[PromptGroup]:
         """All groups at hand in order of start: resumed ones first, oldest and then longest, then waiting ones."""
@@ -251,12 +222,12 @@ class PromptPool:
         self._carried = [carried for carried in self._carried if carried.uid not in uids]
         return taken
 
-    def check_ledger(self) -> dict[str, int]:
+    def check_ledger(self, *, deferred: int = 0) -> dict[str, int]:
         """All terms of the ledger; see `Ledger.check`. Groups of a round that goes on count as waiting."""
         return self.ledger.check(
             waiting=len(self._waiting) + len(self._in_round),
             buffered=len(self._buffered) + len(self._carried),
-            deferred=len(self._deferred.groups),
+            deferred=deferred,
         )
 
     def state(self) -> PoolState:
@@ -265,12 +236,14 @@ class PromptPool:
             waiting=tuple(self._waiting),
             buffered=tuple(self._buffered),
             carried=tuple(self._carried),
-            deferred=self._deferred.groups,
             ledger=self.ledger,
         )
 
-    def restore(self, state: PoolState) -> None:
+    def restore(self, state: PoolState, *, deferred: int = 0) -> None:
         """Go on from a checkpoint.
+
+        Args:
+            deferred: groups that the source holds back.
 
         Raises:
             LedgerError: if it does not account for every prompt.
@@ -278,9 +251,8 @@ class PromptPool:
         self._waiting = deque(state.waiting)
         self._buffered = list(state.buffered)
         self._carried = list(state.carried)
-        self._deferred = _DeferredPrompts(state.deferred)
         self.ledger = state.ledger
-        self.check_ledger()
+        self.check_ledger(deferred=deferred)
 
     def note_unfit(self, uids: Iterable[str]) -> None:
         """Groups of a checkpoint that this run could not train: they are retired before the next round."""

@@ -164,7 +164,6 @@ class PromptGroup:
     trajectories: list[Trajectory]
     is_certain: bool = False  # two of its finished trajectories differ: it will be valid
     key: str = ""  # the prompt's name over all its visits
-    deferred_until: int = 0  # step in which it is drawn at the latest
     parked: Any = None  # where its tokens are, if they are not here; opaque to core
 
     @property

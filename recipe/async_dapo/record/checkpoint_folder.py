@@ -33,7 +33,7 @@ ANEW = "begin a new run with its weights, in a trainer.default_local_dir (CKPTS_
 _PARTS = {"model": "model", "optimizer": "optim", "extra": "extra"}
 _RANK_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")  # of verl's FSDP and VeOmni
 
-FORMAT = 6
+FORMAT = 7
 MAX_COMPLETE_BYTES = 16 * 2**20  # the names of some hundred thousand files
 _LENGTH_BYTES = 8
 
@@ -53,6 +53,7 @@ class Complete(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     prompts: str = ""  # of the training data, as `prompts_in_words` names them
     options: dict[str, Any] = {}  # `lasting_options`
     model: TrainedModel | None = None
+    extensions: tuple[str, ...] = ()  # those that keep something in the pool's file
     run: str = ""  # that of `new_run`, the same over all its resumes
 
 
@@ -195,7 +196,7 @@ def _read_note(folder: Path) -> Complete:
     if complete.format != FORMAT:
         raise DamagedCheckpoint(
             f"{path} has format {complete.format}, this recipe reads {FORMAT}: finish that run with the recipe that "
-            "wrote it"
+            f"wrote it, or {ANEW}"
         )
     if complete.step != step:
         raise DamagedCheckpoint(f"{folder} was saved as {STEP_FOLDER}{complete.step}")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from ..config.extensions import declared
 from ..config.options import lasting_options, training_gpus
 from ..config.values import ConfigError, check_each, refused
 from ..record.checkpoint_folder import (
@@ -148,6 +149,7 @@ def check_resume(config: DictConfig) -> str:
                 _check_model,
                 _check_critic,
                 _check_parts,
+                _check_extensions,
                 _check_lasting,
                 _check_ranks,
                 _check_storage_units,
@@ -224,6 +226,14 @@ def _check_model(config: DictConfig, folder: Path) -> None:
             folder,
             saved.path,
         )
+
+
+def _check_extensions(config: DictConfig, folder: Path) -> None:
+    """What an extension keeps in a checkpoint only itself can read."""
+    if absent := [name for name in read_complete(folder).extensions if name not in declared()]:
+        named = " and ".join(f"extensions/{name}" for name in absent)
+        remedy = f"{folder} was saved with {named}, which this copy lacks; copy that folder too, or {ANEW}"
+        raise refused(config, "trainer.resume_mode", remedy)
 
 
 def _check_critic(config: DictConfig, folder: Path) -> None:

@@ -2,21 +2,22 @@
 checkpoints stay on the disk.
 
 The plain form is msgpack frames. The first one holds all but the prompt groups; a frame each follows for those that
-wait, are deferred, buffered, carried. The dataclasses are the file's format, field by field, with arrays as bytes: what
-they hold changes only together with `checkpoint_folder.FORMAT`.
+wait, are buffered, carried. The dataclasses are the file's format, field by field, with arrays as bytes: what they hold
+changes only together with `checkpoint_folder.FORMAT`. What extensions keep is theirs, and bytes here.
 """
 
 import logging
 import shutil
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from itertools import islice, pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from datasets import Dataset
@@ -25,11 +26,10 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..config.options import checkpoints_to_keep
 from ..core.concurrency import ConcurrencyState
-from ..core.length_bias import ObservedLengths
+from ..core.journal import Call
 from ..core.over_sampling import LengthsEnded, OverSamplingState
 from ..core.pool import CarriedGroup, PoolState
-from ..core.prompt_history import PassCount
-from ..core.trajectory import PromptGroup, Trajectory
+from ..core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from ..record.checkpoint_folder import (
     STEP_FOLDER,
     DamagedCheckpoint,
@@ -53,29 +53,31 @@ class RolloutState:
     over_sampling: OverSamplingState = field(default_factory=lambda: OverSamplingState(surplus=0))
     ended: LengthsEnded = field(default_factory=LengthsEnded)
     concurrency: ConcurrencyState | None = None  # None before the first round has ended
-    lengths: tuple[ObservedLengths, ...] = ()
-    history: dict[str, PassCount] = field(default_factory=dict)
+    extensions: dict[str, bytes] = field(default_factory=dict)  # what each keeps, by their names
 
 
+T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Int32, Float32 = Annotated[array, "i"], Annotated[array, "f"]
-PARTS = {"waiting": PromptGroup, "deferred": PromptGroup, "buffered": PromptGroup, "carried": CarriedGroup}
+PARTS = {"waiting": PromptGroup, "buffered": PromptGroup, "carried": CarriedGroup}
 
 _PROMPTS_READ = 64
 _GONE = ".gone"  # ends the names of folders that are being deleted
 
 # Fields that no checkpoint holds: they name what lives in processes, or count a round's events, or say that a
 # checkpoint was read.
-NOT_SAVED = {"suspension", "parked", "pending", "counts", "is_restored"}
+NOT_SAVED: dict[Any, set[str]] = {
+    Call: {"pending"},
+    PromptGroup: {"parked"},
+    Trajectory: {"suspension", "is_restored"},
+    Turn: {"counts"},
+}
 LEFT_OUT = {"routes"}  # without router replay
 # Fields whose types the dataclasses leave open.
-CLOSED_TYPES: dict[str, Any] = {
-    "token_ids": Int32,
-    "rollout_log_probs": Float32,
-    "prompt_ids": Int32,
-    "response_ids": Int32,
-    "response_logprobs": Float32,
-    "outputs": list[PackedOutput] | None,
+CLOSED_TYPES: dict[Any, dict[str, Any]] = {
+    Segment: {"token_ids": Int32, "rollout_log_probs": Float32},
+    PackedOutput: {"prompt_ids": Int32, "response_ids": Int32, "response_logprobs": Float32},
+    Trajectory: {"outputs": list[PackedOutput] | None},
 }
 
 
@@ -84,8 +86,8 @@ def _saved_fields(kind: Any) -> dict[str, Any]:
     """Name -> type of the fields of a dataclass that a checkpoint holds; empty for any other type."""
     if not is_dataclass(kind):
         return {}
-    types = get_type_hints(kind) | CLOSED_TYPES
-    return {one.name: types[one.name] for one in fields(kind) if one.name not in NOT_SAVED}
+    types = get_type_hints(kind) | CLOSED_TYPES.get(kind, {})
+    return {one.name: types[one.name] for one in fields(kind) if one.name not in NOT_SAVED.get(kind, ())}
 
 
 def _plain(value: Any) -> Any:
@@ -176,8 +178,30 @@ def from_frames(frames: Iterable[bytes]) -> RolloutState:
     Raises:
         DamagedCheckpoint: if they are something else. No code of theirs runs.
     """
-    try:
+    with _damage_named():
         return _from_frames(iter(frames))
+
+
+def to_bytes(value: Any) -> bytes:
+    """What an extension keeps, as plain data: dataclasses, prompt groups without tokens, and what holds them."""
+    return _encode(_plain(value))
+
+
+def from_bytes(kind: type[T], data: bytes) -> T:
+    """What `to_bytes` has made of a value of that type.
+
+    Raises:
+        DamagedCheckpoint: if it was something else. No code of it runs.
+    """
+    with _damage_named():
+        value: T = _read(kind, _decode(data))
+    return value
+
+
+@contextmanager
+def _damage_named() -> Iterator[None]:
+    try:
+        yield
     except DamagedCheckpoint:
         raise
     except Exception as error:  # whatever the bytes of another file make the readers of values raise
@@ -186,7 +210,7 @@ def from_frames(frames: Iterable[bytes]) -> RolloutState:
 
 def _from_frames(frames: Iterator[bytes]) -> RolloutState:
     counts, rest = _decode(next(frames, b""))
-    counts, state = msgspec.convert(counts, tuple[Count, Count, Count, Count]), _read(RolloutState, rest)
+    counts, state = msgspec.convert(counts, tuple[Count, Count, Count]), _read(RolloutState, rest)
     parts = {
         part: tuple(_read(kind, _decode(frame)) for frame in islice(frames, count))
         for (part, kind), count in zip(PARTS.items(), counts, strict=True)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ..core.concurrency import EngineLoad
-from ..core.length_bias import LengthBiasWindow, mean_tok, quantile_tok
 from ..core.outcome import Verdict
 from ..core.over_sampling import OverSampling
 from ..core.round import RoundSummary
@@ -30,8 +29,6 @@ def round_metrics(
     over_sampling: OverSampling,
     withheld_tok: int,
     buffered_tok: int,
-    lengths: LengthBiasWindow,
-    skipped: int,
 ) -> dict[str, float]:
     """The step's metrics, by their names.
 
@@ -40,16 +37,14 @@ def round_metrics(
         over_sampling: as of the next step.
         withheld_tok: too stale tokens of the batch.
         buffered_tok: of unfinished groups.
-        skipped: prompts that were deferred.
     """
     values: dict[str, float] = {f"ledger/{term}": count for term, count in ledger.items()}
     values |= _groups(record.summary) | _load(record) | _concurrency(record.balancer.loads.values())
     values |= _tokens(record, trained_tok=versions.tokens.total() - withheld_tok, withheld_tok=withheld_tok)
-    values |= _versions(versions) | _lengths(lengths) | _calls(record.workers.counts)
+    values |= _versions(versions) | _calls(record.workers.counts)
     values |= {
         "round/groups_to_hold": over_sampling.groups_to_hold,
         "round/rollout_s": record.rollout_s,
-        "selection/skipped_prompts": skipped,
         "filter/valid_share": over_sampling.valid_share,
         "failure/killed_reward_processes": record.workers.killed_reward_processes,
         "partial/buffer_tokens": buffered_tok,
@@ -146,18 +141,6 @@ def _versions(shares: VersionShares) -> dict[str, float]:
         "staleness/max": max(shares.tokens, default=0),
         "age/max": max(shares.ages, default=0),
         **_histogram("staleness/tokens", shares.tokens),
-    }
-
-
-def _lengths(lengths: LengthBiasWindow) -> dict[str, float]:
-    dispatched = lengths.dispatched
-    trained_tok, dispatched_tok = mean_tok(lengths.trained), mean_tok(dispatched)
-    return {
-        "length/trained/mean": trained_tok,
-        "length/dispatched/mean": dispatched_tok,
-        "length/dispatched/p50": quantile_tok(dispatched, 0.5),
-        "length/dispatched/p90": quantile_tok(dispatched, 0.9),
-        "length/trained_to_dispatched": _ratio(trained_tok, dispatched_tok),
     }
 
 

@@ -14,31 +14,30 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from .. import store
+from ..config.extensions import declared, load
 from ..config.options import AsyncDAPOConfig, S
 from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.ledger import check_batch
-from ..core.length_bias import LengthBiasWindow
 from ..core.outcome import JUDGED, EndedGroups, Verdict
 from ..core.policy_health import Figure, PolicyHealth
 from ..core.pool import PromptPool
-from ..core.prompt_history import PromptHistory
-from ..core.round import RoundSpec, RoundSummary
+from ..core.round import RoundSpec
 from ..core.staleness import StalenessLimit, VersionShares
 from ..core.trajectory import PromptGroup
 from ..record import keys
+from ..record.keys import PREFIX
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reports import RoundRecord
 from .checkpoints import RolloutState
 from .metrics import round_metrics
+from .observer import Observer
 from .recorder import load_recorder
+from .source import Loader, Source
 from .tracking import log_concurrency
 
 logger = logging.getLogger(__name__)
-
-# Groups over which trained and dispatched lengths are compared: several steps, so that one of them says little.
-LENGTH_BIAS_WINDOW = 2048
 
 
 def too_many_failures(ended: EndedGroups, options: AsyncDAPOConfig) -> RuntimeError:
@@ -120,20 +119,18 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def __init__(self, options: AsyncDAPOConfig, draw: Callable[[int], list[PromptGroup]]) -> None:
         self._options = options
-        self._draw = draw
+        self.source: Source = Loader(draw)
+        self.observers: dict[str, Observer] = {}  # by their extensions
         self._manager: AsyncDAPOAgentLoopManager | None = None
         self._num_gen_batches = Fraction(0)
         self._has_opened = False
-        self._lengths = LengthBiasWindow(LENGTH_BIAS_WINDOW)
         self._over_sampling = options.over_sampling()
         self._round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
         self.recorder = load_recorder(options.recorder)
         self.withheld_tok = 0  # of the batch in training [tokens]
         self.left_out = 0  # trajectories of a validation that failed [count]
-        self._skipped = 0
         self.health = PolicyHealth(FIGURES, rejected_share=keys.REJECTED_RATIO, skipped=keys.SKIPPED_UPDATE)
-        self.history = PromptHistory(options.selection.forgetting)
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
             over_sampling=self._over_sampling,
@@ -142,6 +139,16 @@ class RoundReplayBuffer(ReplayBuffer):
             staleness=self._staleness,
             new_uid=lambda: str(uuid4()),
         )
+        for name in options.extensions:
+            self._plug_in(name)
+
+    def _plug_in(self, name: str) -> None:
+        """What an extension has here: a source of prompts, which observes, too, or an observer."""
+        one = declared()[name]
+        if one.source:
+            self.source = self.observers[name] = load(name, one.source)(self._options, self.source)
+        elif one.observer:
+            self.observers[name] = load(name, one.observer)(self._options)
 
     def attach(self, manager: AsyncDAPOAgentLoopManager) -> None:
         self._manager = manager
@@ -153,7 +160,7 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def open_round(self, step: int) -> None:
         """Top the pool up to the over-sampling target and start the step's round."""
-        self._num_gen_batches, self._skipped = Fraction(0), 0
+        self._num_gen_batches = Fraction(0)
         if not self._has_opened:  # the engines say what capacity they have
             self.manager.open_engines(self._concurrency_state)
             self._has_opened = True
@@ -171,7 +178,7 @@ class RoundReplayBuffer(ReplayBuffer):
         """
         if not goes_on:
             store.forget_groups(self.pool.retire(step), partition_id=store.TRAIN)
-        if missing := self.pool.missing_for_round(step):
+        if missing := self.pool.missing_for_round():
             self._add_prompts(missing, step)
             self._num_gen_batches += 1
         return self.pool.dispatch()
@@ -211,17 +218,14 @@ class RoundReplayBuffer(ReplayBuffer):
         return self._batch(record, global_steps)
 
     def _note_ended(self, record: RoundRecord) -> None:
-        """What is kept of each group that has ended, before the pool forgets it, and of the engines."""
+        """What is seen of groups before the pool takes them back, and of the engines."""
         self.recorder.engines_asked(record.balancer)
-        # What is drawn again whatever its length says nothing of a preference.
-        interrupted = () if self._options.draws_again else record.workers.unfinished
-        self._lengths.observe(record.summary.outcomes, interrupted)
-        self._remember(record.summary)
+        for observer in self.observers.values():
+            observer.ended(record, self.pool.in_round)
 
     def _batch(self, record: RoundRecord, global_steps: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """The step's trajectories, and its metrics."""
         trained_uids = record.summary.trained_uids
-        self._lengths.mark_trained(trained_uids)
         # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.
         batch = store.batch_of(sorted(trained_uids), partition_id=store.TRAIN)
         check_batch(batch.keys, trained_uids, groups=self._options.target_valid_groups, n=self._options.rollout_n)
@@ -231,13 +235,13 @@ class RoundReplayBuffer(ReplayBuffer):
         metrics = round_metrics(
             record,
             versions,
-            ledger=self.pool.check_ledger(),
+            ledger=self.check_ledger(),
             over_sampling=self._over_sampling,
             withheld_tok=self.withheld_tok,
             buffered_tok=sum(group.generated_tok for group in self.pool.buffered),
-            lengths=self._lengths,
-            skipped=self._skipped,
         )
+        for observer in self.observers.values():
+            metrics |= {PREFIX + name: value for name, value in observer.closed(record, versions).items()}
         log_concurrency(global_steps, record.balancer, self._options, self._over_sampling, self._round_size)
         self.recorder.round_closed(global_steps, record)
         self.recorder.batch_made(global_steps, batch)
@@ -250,24 +254,25 @@ class RoundReplayBuffer(ReplayBuffer):
             over_sampling=self._over_sampling.state(),
             ended=self._round_size.state(),
             concurrency=self._concurrency_state,
-            lengths=self._lengths.state(),
-            history=self.history.state(),
+            extensions={name: state for name, one in self.observers.items() if (state := one.state())},
         )
 
     def restore(self, state: RolloutState) -> None:
-        """Go on from a checkpoint.
+        """Go on from a checkpoint, also with what an extension keeps there that no option of this run asks for.
 
         Raises:
             ConfigError: when it holds groups of another size than `rollout.n`.
+            DamagedCheckpoint: if an extension cannot read what it has written.
             LedgerError: if it does not account for every prompt.
         """
-        self.pool.restore(state.pool)
+        for name, held in state.extensions.items():
+            if name not in self.observers:
+                self._plug_in(name)
+            self.observers[name].restore(held)
+        self.pool.restore(state.pool, deferred=self.source.held)
         self._over_sampling.restore(state.over_sampling)
         self._round_size.restore(state.ended)
         self._concurrency_state = state.concurrency
-        self._lengths.restore(state.lengths)
-        if state.history:
-            self.history.restore(state.history)
         if other := self.pool.group_sizes - {self._options.rollout_n}:
             raise ConfigError(
                 "actor_rollout_ref.rollout.n",
@@ -317,13 +322,9 @@ class RoundReplayBuffer(ReplayBuffer):
         self._round_size.observe(record.summary.outcomes)
         self._concurrency_state = record.balancer.concurrency_state
 
-    def _remember(self, summary: RoundSummary) -> None:
-        """How the round's prompts were answered, while the pool still knows them by their groups."""
-        if self._options.selection.records:
-            for outcome in summary.outcomes:
-                if outcome.metrics and outcome.verdict is not Verdict.REDRAWN:  # then its next answers count
-                    key = self.pool.prompt_key(outcome.prompt_uid)
-                    self.history.observe(key, outcome.metrics, outcome.response_lens_tok)
+    def check_ledger(self) -> dict[str, int]:
+        """All terms of the ledger; see `Ledger.check`."""
+        return self.pool.check_ledger(deferred=self.source.held)
 
     def _refill(self, step: int) -> None:
         ended: EndedGroups = self.manager.ask("count_ended")
@@ -341,13 +342,9 @@ class RoundReplayBuffer(ReplayBuffer):
         self.manager.add_groups(self.pool.dispatch())
 
     def _add_prompts(self, count: int, step: int) -> None:
-        """Draw so many prompts, and defer what is skipped on the way."""
-        options = self._options
-        for drawn, deferred in options.selection.draw(
-            self._draw, self.history, count=count, step=step, longest_first=options.draws_again
-        ):
-            self.pool.add_drawn(drawn, deferred)
-            self._skipped += len(deferred)
+        held = self.source.held
+        groups = self.source.draw(count, step)
+        self.pool.add_drawn(groups, held_back=self.source.held - held)
 
     def _sample_validation(self) -> tuple[KVBatchMeta, dict[str, Any]]:
         self.manager.next_event()

@@ -40,10 +40,12 @@ def save_run(
     Raises:
         RuntimeError: if it could not be written whole, with the room that is left.
     """
+    state = replay_buffer.state()
     try:
         with saving(
             folder,
-            to_frames(replay_buffer.state()),
+            to_frames(state),
+            extensions=tuple(state.extensions),
             has_routes=config.actor_rollout_ref.rollout.enable_rollout_routing_replay,
             prompts=prompts,
             options=lasting_options(config),

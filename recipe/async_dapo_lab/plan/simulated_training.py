@@ -90,7 +90,7 @@ class TrainingRun:
         for group in self.pool.state().waiting:
             if group.drawn_at_step == self._step:  # of those that were retired
                 self._workload.answer_anew(group.prompt[ANSWERS])
-        missing = self.pool.missing_for_round(self._step)
+        missing = self.pool.missing_for_round()
         return self._draw(missing) if missing else self.pool.dispatch()
 
     def _draw(self, count: int) -> list[PromptGroup]:

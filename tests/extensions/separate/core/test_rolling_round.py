@@ -123,7 +123,7 @@ class Rolling(RuleBasedStateMachine):
     def top_up(self, *, goes_on: bool) -> list[PromptGroup]:
         if not goes_on:
             self.pool.retire(self.step)
-        self.draw(self.pool.missing_for_round(self.step))
+        self.draw(self.pool.missing_for_round())
         return self.pool.dispatch()
 
     def draw(self, count: int) -> None:

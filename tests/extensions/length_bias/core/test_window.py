@@ -2,9 +2,9 @@
 
 import pytest
 
-from recipe.async_dapo.core.length_bias import LengthBiasWindow, mean_tok, quantile_tok
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.extensions.length_bias.window import LengthBiasWindow, mean_tok, quantile_tok
 
 
 def ended(uid: str, length_tok: int, verdict: Verdict = Verdict.VALID) -> GroupOutcome:

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from .outcome import GroupOutcome, Verdict
-from .trajectory import PromptGroup
+from ...core.outcome import GroupOutcome, Verdict
+from ...core.trajectory import PromptGroup
 
 
 @dataclass(slots=True, kw_only=True)
