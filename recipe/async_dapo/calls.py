@@ -136,19 +136,16 @@ class Recorder:
         """
         if self.rests and self.kept_loop is not None:
             await self.kept_loop.next_round()
-        turns, order = self.trajectory.turns, list[int]()
+        turns, order = self.trajectory.turns, dict[int, None]()
         for digest, token_ids, log_probs in answers:
-            wanted = digest, list(token_ids), list(log_probs)
             for number in range(self.next_turn):
-                turn = turns[number]
-                is_known = number in order or turn.prompt_digest != digest
-                if not is_known and (digest, turn.raw_response_ids, turn.rollout_log_probs) == wanted:
-                    order.append(number)
+                if number not in order and turns[number].is_answer(digest, token_ids, log_probs):
+                    order[number] = None
                     break
             else:
                 raise BrokenRecord("an answer of an agent loop is in no turn of its record")
-        order += [number for number in range(len(turns)) if number not in order]
-        self.trajectory.turns[:] = [turns[number] for number in order]
+        rest = [turn for number, turn in enumerate(turns) if number not in order]
+        self.trajectory.turns[:] = [*(turns[number] for number in order), *rest]
 
     def begin_call(self, name: str, arguments: bytes, *, is_judged: bool = False) -> tuple[Call, bool]:
         """This call, recorded earlier or new, and whether it is new. Those at one place with the same arguments are
@@ -292,10 +289,10 @@ class SampledTokens:
         return self._versions[start:end]
 
     def _one_by_one(self, ids: array, log_probs: array) -> array:
-        """A token is the next sampled one with its id and its log-prob."""
+        """A token is the next sampled one with its id and its log-prob; a NaN is the same as another one."""
         versions = array("i")
         for token in zip(ids, log_probs, strict=True):
-            while self._next < len(self._ids) and (self._ids[self._next], self._log_probs[self._next]) != token:
+            while self._next < len(self._ids) and not self._is_next(*token):
                 self._next += 1
             if self._next == len(self._ids):
                 raise BrokenRecord(
@@ -304,6 +301,11 @@ class SampledTokens:
             versions.append(self._versions[self._next])
             self._next += 1
         return versions
+
+    def _is_next(self, token_id: int, log_prob: float) -> bool:
+        sampled = self._log_probs[self._next]
+        is_same = sampled == log_prob or (math.isnan(sampled) and math.isnan(log_prob))
+        return is_same and self._ids[self._next] == token_id
 
 
 current_recorder: ContextVar[Recorder | None] = ContextVar("current_recorder", default=None)

@@ -1,5 +1,6 @@
 """Recording: segments are the tokens, whatever the interruptions; replay; divergence; the journal of calls."""
 
+import asyncio
 import math
 import pickle
 from array import array
@@ -217,6 +218,20 @@ def test_given_an_engine_s_log_prob_that_is_no_number_then_no_agent_loop_is_blam
     turn = Turn(prompt_digest=b"", prompt_len_tok=1)
     append_tokens(turn, [5], [math.nan], [(3, 1)])
     assert SampledTokens([turn]).stamps_of([5], turn.rollout_log_probs) == ((3, 1),)
+    after_a_gap = SampledTokens([*sampled_by([0], 1), turn])
+    assert after_a_gap.stamps_of([5], turn.rollout_log_probs) == ((3, 1),)
+
+
+def test_given_answers_in_another_order_and_log_probs_that_are_no_numbers_then_their_turns_are_put_first() -> None:
+    it = Recorder(trajectory=Trajectory(session_id=0), is_side_by_side=True)
+    turns = [it.begin_turn([1]) for _ in range(3)]
+    for turn, log_prob in zip(turns, (-1.0, math.nan, math.nan), strict=True):
+        append_tokens(turn, [5], [log_prob], [(0, 1)])
+    answers = [(turn.prompt_digest, [5], turn.rollout_log_probs) for turn in (turns[2], turns[0])]
+    asyncio.run(it.put_first(answers))
+    assert it.trajectory.turns == [turns[1], turns[0], turns[2]], "of equal turns the first"
+    with pytest.raises(BrokenRecord):
+        asyncio.run(it.put_first([(turns[0].prompt_digest, [5], [-2.0])]))
 
 
 @pytest.mark.parametrize(
