@@ -121,8 +121,9 @@ def test_given_an_engine_that_does_not_start_when_the_minute_runs_then_nothing_e
     tmp_path, monkeypatch
 ) -> None:
     wired = Wired(tmp_path, monkeypatch, broken="life")
-    assert wired.run("--minute")[0] == 1
-    assert wired.engines == ["life"] and not wired.trained
+    exit_code, checks = wired.run("--minute")
+    assert exit_code == 1 and wired.engines == ["life"] and not wired.trained
+    assert {check["check"]: check["status"] for check in checks}["all other checks"] == "SKIP"
 
 
 def test_given_parts_of_the_minute_when_asked_for_then_no_other_runs_and_each_failure_names_its_finding(

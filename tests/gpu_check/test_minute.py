@@ -44,6 +44,8 @@ OTHER = {"after": [[[5, 9], [-0.5, -0.25]]] * 4}
         ("asleep", {"free_asleep_gb": 60.0}),
         ("asleep", OTHER),
         ("asleep", {"after": [*ANSWERS[:3], [[5, 6], [-0.5, float("nan")]]]}),
+        ("asleep", {"after": [*ANSWERS[:3], [[5, 6], [-0.5]]]}),
+        ("asleep", {"before": [[[], []]] * 4, "after": [[[], []]] * 4}),
         ("weights", {"scaled": ANSWERS}),
         ("weights", {"restored": [[[5, 6], [-0.5, -0.26]]] * 4}),
         ("abort", {"log_probs_whole": False}),

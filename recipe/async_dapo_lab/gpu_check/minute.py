@@ -106,11 +106,15 @@ def _start(facts: Facts) -> Verdict:
 
 
 def _difference(one: list[Any], other: list[Any]) -> float:
-    """Between log-probs of the same tokens [nats]; infinite where tokens differ, or one is no number."""
+    """Between log-probs of the same tokens [nats]; infinite where tokens differ, where there is none, or where one's
+    log-prob is missing or no number.
+    """
     if [ids for ids, _ in one] != [ids for ids, _ in other]:
         return math.inf
+    if any(len(ids) != len(log_probs) for ids, log_probs in (*one, *other)):
+        return math.inf
     off = [abs(a - b) for (_, x), (_, y) in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
-    return max(off) if all(map(math.isfinite, off)) else math.inf
+    return max(off) if off and all(map(math.isfinite, off)) else math.inf
 
 
 def _asleep(facts: Facts) -> Verdict:
