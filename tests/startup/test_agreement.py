@@ -11,6 +11,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 
 from recipe.async_dapo import store
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.core.agreement import ENOUGH_TOK, LogProbsDisagree, NewestTokens, judge
 from recipe.async_dapo.training import one_update
@@ -95,7 +96,8 @@ def step(run, monkeypatch, caplog):
     return score
 
 
-MODES = ("none", "decoupled", "mixture", "bypass")
+EXTENSIONS = ["mixture"]  # which a copy may lack
+MODES = ("none", "decoupled", "bypass", *(name for name in EXTENSIONS if name in declared()))
 STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "async_dapo.host_kv_gib=1")
 
 

@@ -107,13 +107,12 @@ correction.bypass_mode=True decoupled -> bypass
 correction.loss_type=reinforce -> correction.loss_type=ppo_clip
 bypass actor.policy_loss.loss_mode=bypass_mode -> actor.policy_loss.loss_mode=vanilla
 bypass correction.loss_type=reinforce -> correction.rollout_is=token
-mixture correction.rollout_is_threshold=null -> correction.rollout_is_threshold=2.0
+decoupled correction.rollout_is_threshold=null -> correction.rollout_is_threshold=2.0
 correction.rollout_is_threshold=0.5_5 -> correction.rollout_is_threshold=0.5_5.0
 async_dapo.max_concurrent_prompts=50000 async_dapo.rollout_pool_size=null -> async_dapo.rollout_pool_size=auto
 async_dapo.rollout_pool_size=10000000 -> async_dapo.rollout_pool_size=10
 async_dapo.max_loads_per_server=2016 rollout.max_num_seqs=2000 -> async_dapo.max_loads_per_server=2015
-rollout.nnodes=1 -> separate
-separate rollout.n_gpus_per_node=3 rollout.tensor_model_parallel_size=2 -> rollout.n_gpus_per_node=4
+rollout.nnodes=1 -> rollout.nnodes=0
 rollout.tensor_model_parallel_size=2 -> trainer.n_gpus_per_node=2
 async_dapo.host_kv_gib=1 -> async_dapo.rollout_strategy=partial_stale_kv
 host_kv rollout.enable_prefix_caching=False -> rollout.enable_prefix_caching=True
@@ -221,7 +220,6 @@ megatron actor.megatron.tensor_model_parallel_size=3 -> verl=validate_config: .*
 async_dapo.max_tokens_per_round=16 async_dapo.max_staleness=0 -> : async_dapo.rollout_strategy=partial with .*=0 cannot
 custom_reward_function.path=a.py -> : nothing reads it; set reward.custom_reward_function.path
 trainer.resume_mode=resume_path -> trainer.resume_from_path=None: is read with
-separate rollout.nnodes=0 -> .*rollout.nnodes=0: counts the nodes that engines
 reward.reward_model.enable_resource_pool=True -> : must equal reward.reward_model.enable=False
 vllm.max-num-seqs=2000 -> : would take the place of actor_rollout_ref.rollout.max_num_seqs=
 vllm.tensor_parallel_size=2 -> : would take the place of actor_rollout_ref.rollout.tensor_model_parallel_size=1

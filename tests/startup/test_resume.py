@@ -6,7 +6,7 @@ import linecache
 import logging
 import re
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ from recipe.async_dapo import store
 from recipe.async_dapo.calls import SampledTokens, append_tokens
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig, lasting_options, longest_trained_tok
-from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.config.values import ConfigError, Placement
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.pool import CarriedGroup, PoolState
@@ -49,10 +49,13 @@ from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from ..support.checkpoints import FILES, PARTS, write_checkpoint
 from ..support.composed_runs import ComposeRun
 
+COLOCATED = Placement.COLOCATED
 
-def buffer(run: ComposeRun, *overrides: str) -> RoundReplayBuffer:
+
+def buffer(run: ComposeRun, *overrides: str, placement: Placement = COLOCATED) -> RoundReplayBuffer:
     config = run("async_dapo.max_partial_share=0.5", "async_dapo.over_sampling_batch_size=32", *overrides)
-    return RoundReplayBuffer(AsyncDAPOConfig.from_hydra(config), draw=lambda count: [])
+    options = replace(AsyncDAPOConfig.from_hydra(config), placement=placement)
+    return RoundReplayBuffer(options, draw=lambda count: [])
 
 
 @pytest.fixture
@@ -144,19 +147,19 @@ def stored(seq_len: int, *versions: int) -> store.TrajectoryTag:
 
 
 @pytest.mark.parametrize(
-    ("options", "given_up"),
+    ("options", "placement", "given_up"),
     [
-        ("rollout_strategy=partial", []),
-        ("rollout_strategy=partial stop_rule=fifo", []),
-        ("rollout_strategy=consistent", ["mixed", "turns"]),
-        ("rollout_strategy=consistent placement=separate", []),
-        ("rollout_strategy=discard stop_rule=drain", ["mixed", "turns"]),
-        ("rollout_strategy=discard", ["mixed", "old", "siblings", "turns"]),
-        ("max_staleness=0", ["mixed", "old", "siblings", "turns"]),
+        ("rollout_strategy=partial", COLOCATED, []),
+        ("rollout_strategy=partial stop_rule=fifo", COLOCATED, []),
+        ("rollout_strategy=consistent", COLOCATED, ["mixed", "turns"]),
+        ("rollout_strategy=consistent", Placement.SEPARATE, []),
+        ("rollout_strategy=discard stop_rule=drain", COLOCATED, ["mixed", "turns"]),
+        ("rollout_strategy=discard", COLOCATED, ["mixed", "old", "siblings", "turns"]),
+        ("max_staleness=0", COLOCATED, ["mixed", "old", "siblings", "turns"]),
     ],
 )
 def test_given_surplus_groups_that_this_strategy_keeps_none_of_when_loaded_then_they_are_drawn_again(
-    run, monkeypatch, options, given_up
+    run, monkeypatch, options, placement, given_up
 ):
     """`partial` continues trajectories under other policies, and keeps what was complete first: short answers."""
     versions = {"old": [(1, 1), (1, 1)], "siblings": [(1, 1), (2, 2)], "mixed": [(1, 2), (2, 2)]}
@@ -172,7 +175,7 @@ def test_given_surplus_groups_that_this_strategy_keeps_none_of_when_loaded_then_
     carried = [CarriedGroup.of(scored(one.prompt_uid, tokens=1, acc=1.0), one) for one in valid]
     state = PoolState(waiting=(), buffered=(), carried=tuple(carried), ledger=Ledger(drawn=4))
     monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: {partition_id: tags})
-    resumed = buffer(run, *(f"async_dapo.{option}" for option in options.split()))
+    resumed = buffer(run, *(f"async_dapo.{option}" for option in options.split()), placement=placement)
     resumed.restore(from_frames(to_frames(RolloutState(pool=state))))
     resumed.give_up_unfit(64)
     assert sorted(resumed.pool.retire(3)) == given_up
@@ -218,7 +221,7 @@ def test_given_a_run_that_is_resumed_when_router_replay_was_switched_then_it_is_
 
 def test_given_a_checkpoint_of_an_extension_that_this_copy_lacks_when_resumed_then_it_is_refused_by_name(run, tmp_path):
     own = f"trainer.default_local_dir={tmp_path}"
-    folder = write_checkpoint(tmp_path, 4, extensions=("absent", "separate"))
+    folder = write_checkpoint(tmp_path, 4, extensions=["absent", *declared()])
     refusal = f"^trainer.resume_mode=auto: {folder} was saved with extensions/absent, which this copy lacks; copy that "
     with pytest.raises(ConfigError, match=refusal):
         check_resume(run(own))

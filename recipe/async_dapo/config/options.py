@@ -330,11 +330,6 @@ class AsyncDAPOConfig:
         return self.stop_rule is StopRuleName.FIFO and not self.keeps_tokens
 
     @property
-    def holds_kv(self) -> bool:
-        """Whether requests stay in their engines while these get new weights, which engines of their own do in turn."""
-        return self.has_old_kv and self.is_separate
-
-    @property
     def has_old_kv(self) -> bool:
         """Whether interrupted trajectories go on with keys and values of the old weights."""
         return self.rollout_strategy is RolloutStrategy.PARTIAL_STALE_KV and self.keeps_tokens

@@ -474,14 +474,13 @@ RULES: tuple[Rule, ...] = (
          "must be below the {it.server_calls} concurrent calls of a vLLM server actor, or weight updates and the stop "
          f"wait behind generation; lower it, or raise {_ROLLOUT}max_num_seqs"),
 
-    Rule(_ROLLOUT + "nnodes", lambda it: it.options.is_separate is not bool(it.rollout.nnodes),
-         "counts the nodes that engines have to themselves, and async_dapo.placement is {it.options.placement}; set 1 "
-         "or more with separate, 0 with colocated"),
-    *(Rule(_ROLLOUT + "tensor_model_parallel_size",
-           partial(lambda it, own: it.options.is_separate is own and it.engine_gpus % it.gpus_per_engine, own=own),
-           "engines of {it.gpus_per_engine} GPUs do not divide the {it.engine_gpus} of "
-           f"{owner}.nnodes x {owner}.n_gpus_per_node; set a size that does, such as 1")
-      for own, owner in ((True, "actor_rollout_ref.rollout"), (False, "trainer"))),
+    Rule(_ROLLOUT + "nnodes", lambda it: it.rollout.nnodes and not it.options.is_separate,
+         "counts the nodes that engines have to themselves, and async_dapo.placement is {it.options.placement}; set 0, "
+         "or async_dapo.placement=separate"),
+    Rule(_ROLLOUT + "tensor_model_parallel_size",
+         lambda it: it.engine_gpus % it.gpus_per_engine and not it.options.is_separate,
+         "engines of {it.gpus_per_engine} GPUs do not divide the {it.engine_gpus} of trainer.nnodes x "
+         "trainer.n_gpus_per_node; set a size that does, such as 1"),
     Rule("async_dapo.host_kv_gib", lambda it: it.options.host_kv_gib is not None
          and not (it.options.has_old_kv and it.rollout.free_cache_engine and not it.options.is_separate),
          "is where engines that sleep keep what goes on with old KV; set null, or async_dapo.placement=colocated, "

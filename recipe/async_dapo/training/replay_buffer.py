@@ -241,7 +241,7 @@ class RoundReplayBuffer(ReplayBuffer):
             buffered_tok=sum(group.generated_tok for group in self.pool.buffered),
         )
         for observer in self.observers.values():
-            metrics |= {PREFIX + name: value for name, value in observer.closed(record, versions).items()}
+            metrics |= {PREFIX + name: float(value) for name, value in observer.closed(record, versions).items()}
         log_concurrency(global_steps, record.balancer, self._options, self._over_sampling, self._round_size)
         self.recorder.round_closed(global_steps, record)
         self.recorder.batch_made(global_steps, batch)

@@ -98,8 +98,6 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path
     isolate_reward(config, options.reward)
     with open_dict(config):
         config.transfer_queue.enable = True
-        if options.holds_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
-            config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
         if options.drafts is not None:
             rollout = config.actor_rollout_ref.rollout
             rollout.engine_kwargs.vllm.speculative_config = speculative_config(options.drafts, config)

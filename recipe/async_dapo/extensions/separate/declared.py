@@ -8,12 +8,13 @@ from ...config.values import RolloutStrategy, Rule
 from ...core.stop_rules import StopRuleName
 
 _SEPARATE = "with async_dapo.placement=separate: "
-_MODEL = "actor_rollout_ref.model."
+_MODEL, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
 
 # Engines go on while the trainer trains.
 # fmt: off
 DECLARED = Declared(
     parts="trainer.PARTS",
+    wire="trainer.wire",
     metrics=("load_balancer/versions_behind", "load_balancer/update_s"),
     together=(
         Rule("async_dapo.rollout_strategy",
@@ -31,11 +32,18 @@ DECLARED = Declared(
              _SEPARATE + "the batch in training counts: engines would begin nothing; set auto, or more than "
              "data.train_batch_size={it.target_valid_groups}"),
     ),
-    rules=tuple(
-        Rule(_MODEL + name,
-             partial(lambda it, name: it.options.is_separate and it.get(_MODEL + name) and not it.model.lora.merge,
-                     name=name),
-             _SEPARATE + "engines get whole weights; set actor_rollout_ref.model.lora.merge=True")
-        for name in ("lora_rank", "lora.rank")),
+    rules=(
+        *(Rule(_MODEL + name,
+               partial(lambda it, name: it.options.is_separate and it.get(_MODEL + name) and not it.model.lora.merge,
+                       name=name),
+               _SEPARATE + "engines get whole weights; set actor_rollout_ref.model.lora.merge=True")
+          for name in ("lora_rank", "lora.rank")),
+        Rule(_ROLLOUT + "nnodes", lambda it: it.options.is_separate and not it.rollout.nnodes,
+             _SEPARATE + "counts the nodes that engines have to themselves; set 1 or more"),
+        Rule(_ROLLOUT + "tensor_model_parallel_size",
+             lambda it: it.options.is_separate and it.engine_gpus % it.gpus_per_engine,
+             _SEPARATE + "engines of {it.gpus_per_engine} GPUs do not divide the {it.engine_gpus} of "
+             f"{_ROLLOUT}nnodes x {_ROLLOUT}n_gpus_per_node; set a size that does, such as 1"),
+    ),
 )
 # fmt: on

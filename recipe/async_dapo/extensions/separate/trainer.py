@@ -11,6 +11,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.workers.rollout.llm_server import LLMServerManager
@@ -158,8 +159,17 @@ def rolling_update(options: AsyncDAPOConfig) -> dict[str, Any]:
     return {
         "drains": drains,
         "max_lag": most // 2 if drains and most is not None else most,
-        "pause_mode": "hold" if options.holds_kv else "abort",
+        "pause_mode": "hold" if options.has_old_kv else "abort",
     }
+
+
+def wire(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """Requests that stay in their engines while these get new weights: each token is stamped by itself, as a chunk of
+    several may span the update.
+    """
+    if options.has_old_kv:
+        with open_dict(config):
+            config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
 
 
 PARTS = Parts(

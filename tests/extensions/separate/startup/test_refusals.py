@@ -9,6 +9,8 @@ from ....support.refusals import assert_refused
 EXAMPLES = """
 separate model.lora_rank=8 -> model.lora.merge=True
 megatron separate model.lora.rank=8 -> model.lora.merge=True
+separate rollout.nnodes=0 -> rollout.nnodes=1
+separate rollout.n_gpus_per_node=3 rollout.tensor_model_parallel_size=2 -> rollout.n_gpus_per_node=4
 separate async_dapo.rollout_strategy=discard -> async_dapo.rollout_strategy=consistent
 separate async_dapo.max_staleness=0 -> async_dapo.max_staleness=1
 separate async_dapo.stop_rule=fifo -> async_dapo.stop_rule=null
