@@ -7,6 +7,7 @@ import pytest
 
 from recipe.async_dapo.config.options import Selection
 from recipe.async_dapo.config.values import RolloutStrategy, SelectBy
+from recipe.async_dapo.core.ledger import LedgerError
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.extensions.history.declared import DECLARED
@@ -105,3 +106,10 @@ def test_given_a_restart_that_selects_by_no_history_then_deferred_prompts_still_
         assert metrics[PREFIX + "selection/skipped_prompts"] == 0
     assert not again.source.deferred and again.source.history.counts == counts, "a history was asked for no more"
     assert resumed(start, again).source.history.counts == counts, "what is known was lost"
+
+
+def test_given_a_checkpoint_whose_deferred_prompts_are_lost_when_resumed_then_the_ledger_does_not_close(start) -> None:
+    cluster = with_deferred_prompts(start, BY_HISTORY)
+    saved = replace(cluster.buffer.state(), extensions={})
+    with pytest.raises(LedgerError, match="ledger does not close"):
+        start(cluster.options, Revisited, task=cluster.task).buffer.restore(saved)
