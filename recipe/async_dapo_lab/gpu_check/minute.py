@@ -28,9 +28,9 @@ PROCESS_S = 45.0  # for the process itself, beside its parts
 SAME_NATS = 1e-5  # log-probs of the same weights; batches may differ
 LEAST_CHANGE_NATS = 1e-4  # of weights that are 1 % larger
 STAYS_ASLEEP_GB = 4.0  # CUDA contexts, graphs, and the weights that this process holds
-# Requests that a full cache preempts in one step: of staggered ones few need a block at once. vLLM's scheduler alone
-# preempts one, and 48 where blocks are freed late.
-MOST_AT_ONCE = 4
+# Requests that a full cache preempts in one step: of staggered ones few need a block at once. Engines on a CPU preempt
+# one, or four with drafts; vLLM's scheduler alone 36 or more where blocks are freed late.
+MOST_AT_ONCE = 8
 _LATE = re.compile(r"^Timeout \(", re.MULTILINE)  # what `faulthandler` writes when it ends the process
 _EAGER = "start with enforce_eager=True, then with VLLM_USE_V2_MODEL_RUNNER=0, to see which of the two it is"
 _SYNCHRONOUS = "set ++actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=False"
