@@ -123,10 +123,15 @@ def _segments() -> Iterator[Path]:
 
 def _open_segments() -> set[Path]:
     """Those that a process has mapped or holds open."""
-    found = set[Path]()
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            held = [mapped.path for mapped in process.memory_maps()]
-            held += [os.readlink(entry.path) for entry in os.scandir(f"/proc/{process.pid}/fd")]
-            found |= {Path(path) for path in held if path.startswith(f"{_SHARED_MEMORY}/")}
-    return found
+    held = (Path(path) for process in psutil.process_iter() for path in _held(process.pid))
+    return {path for path in held if path.parent == _SHARED_MEMORY}
+
+
+def _held(pid: int) -> Iterator[str]:
+    """What a process holds may change, and the process end, while it is read."""
+    with suppress(psutil.Error, OSError):
+        yield from [mapped.path for mapped in psutil.Process(pid).memory_maps()]
+    with suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                yield os.readlink(f"/proc/{pid}/fd/{descriptor}")
