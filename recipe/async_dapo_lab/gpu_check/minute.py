@@ -52,7 +52,6 @@ class MinuteSettings:
     dtype: str = "bfloat16"
     gpu_memory_utilization: float = 0.3
     kv_cache_bytes: int | None = None  # of each engine; None: what it finds free
-    abort_after_s: float = 0.5
     abort_within_s: float = 0.5
     pressure_blocks: int = 400
     pressure_tok: int = 300
@@ -64,7 +63,6 @@ ON_A_CPU: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
     "gpu_memory_utilization": 0.1,
-    "abort_after_s": 2.0,
     "abort_within_s": 5.0,
     "pressure_blocks": 200,
     "pressure_tok": 60,
@@ -144,8 +142,13 @@ def _new_weights(facts: Facts) -> Verdict:
 
 
 def _abort(facts: Facts) -> Verdict:
-    seconds, within_s = facts["abort_s"], facts["within_s"]
+    seconds, within_s, aborted, requests = (facts[key] for key in ("abort_s", "within_s", "aborted", "requests"))
     return first_failure(
+        (
+            aborted == requests,
+            f"only {aborted} of {requests} were still running: this has shown little",
+            "run it again",
+        ),
         (facts["log_probs_whole"], "tokens came without their log-probs", "do not train, and report it"),
         (seconds <= within_s, f"took {seconds:.2f} s, at most {within_s:g}", "read minute.log"),
         else_found=f"{1e3 * seconds:.0f} ms, {facts['aborted_tok']:,} tokens, each with its log-prob",
