@@ -10,6 +10,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from recipe.async_dapo.record.keys import PREFIX, STALENESS_BUCKETS
+from recipe.async_dapo_lab.plan.costs import ENGINES
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.rehearsal.options import NODE
 from recipe.async_dapo_lab.report.health import RULES, Rule
@@ -111,3 +112,21 @@ def metrics() -> set[str]:
     """The metrics that the page explains, without their prefix; a row with a star stands for each staleness."""
     _, _, tables = METRICS_PAGE.read_text().partition("## All metrics")
     return {row.replace("*", bucket) for row in _METRIC.findall(tables) for bucket in STALENESS_BUCKETS}
+
+
+ENGINE_CONSTANTS = {
+    "step_overhead_ms": "a decode step, on top of memory traffic [ms]",
+    "request_overhead_ms": "a running request, in each decode step [ms]",
+    "bandwidth_share": "memory traffic, share of peak bandwidth",
+    "prefill_flop_share": "prefill, share of peak FLOP/s",
+    "all_reduce_us": "a sum over the GPUs of an engine, two a layer [us]",
+}
+
+
+def engines() -> pd.DataFrame:
+    """The planner's engines: each constant's value, by name."""
+    rows = [
+        {"Input": f"`{name}`", "Of": what} | {f"`{engine}`": getattr(own, name) for engine, own in ENGINES.items()}
+        for name, what in ENGINE_CONSTANTS.items()
+    ]
+    return pd.DataFrame(rows)

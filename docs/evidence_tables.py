@@ -46,7 +46,6 @@ REFERENCE_ROWS = (
     "APRIL",
     "CoPRIS 1135",
     "default",
-    "default, stale KV",
     "discard drain 1024",
 )
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.defaults import draw as defaults
+from benchmarks.hours import summary as hours
 from benchmarks.side_by_side import summary as side_by_side
+from benchmarks.speed_ups import summary as speed_ups
 from benchmarks.support.tables import markdown
-from benchmarks.verl_job import fitted as verl_job_fitted
 from benchmarks.verl_job import summary as verl_job
 from docs import declared
 from docs import evidence_tables as evidence
@@ -92,7 +93,10 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/models.md": {"support": table(support)},
     "docs/cluster.md": {"memory": table(memory_table)},
     "docs/separate.md": {"measured": evidence.separate_measured},
-    "docs/plan_check_rehearse.md": {"reference setting": table(evidence.reference_setting)},
+    "docs/plan_check_rehearse.md": {
+        "engines": table(declared.engines),
+        "reference setting": table(evidence.reference_setting),
+    },
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},
     "docs/off_policy.md": {"recommendation": partial(evidence.learned, "recommendation")},
@@ -106,10 +110,15 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "defaults": evidence.grid,
         "grids": table(defaults.grids_table),
         "verl's job": table(verl_job.seconds_table),
-        "fitted": table(verl_job_fitted.table),
+        "fitted": table(speed_ups.verls_job),
     },
     "docs/evidence/faults.md": {"fault matrix": evidence.struck},
-    "docs/evidence/learning.md": {name: partial(evidence.learned, name) for name in LEARNED},
+    "docs/evidence/learning.md": {
+        **{name: partial(evidence.learned, name) for name in LEARNED},
+        "hours": table(hours.table),
+    },
+    "docs/evidence/rehearsal.md": {"speed-ups": speed_ups.said, "speed-ups table": table(speed_ups.table)},
+    "docs/selection.md": {"selection": table(hours.selection)},
     "benchmarks/TARGETS.md": {
         "quick start": table(evidence.quick_start),
         "on-policy": evidence.on_policy_measured,

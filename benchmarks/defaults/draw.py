@@ -5,6 +5,7 @@ token in the loss, not per step: shorter answers, and tokens withheld as too sta
 say how many are withheld count none.
 """
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -19,8 +20,7 @@ from .settings import GRIDS, SETTINGS, Setting
 
 ASSETS = Path(__file__).parents[2] / "assets"
 FOLDER = ASSETS / "defaults"
-STALE_KV = "default, stale KV"  # in the engines: a closed study (benchmarks/README.md)
-DRAFTS = ASSETS / "drafts" / "grid.csv"  # of a closed study (benchmarks/README.md), with drafts and an FP8 cache
+ENGINES_2025 = FOLDER / "published_2025"  # has every baseline and every hand-tuned row
 SYNC = "verl sync"
 TITLES = {
     "setting": "Setting",
@@ -40,7 +40,6 @@ TITLES = {
     "off_policy_colocate": "Off-policy, colocate_async",
     "equal_of_colocate": "Of colocate_async, equal off-policy share",
     "off_policy_equal": "Off-policy then",
-    "stale_kv_s": "Default, stale KV [s]",
 }
 RATIOS = [
     "of_sync",
@@ -90,9 +89,9 @@ def summary(folder: Path) -> pd.DataFrame:
 
     Settings that have not been run far enough have none.
     """
-    rows = read_systems(folder)
+    rows, grid = read_systems(folder), folder.name if folder.name in GRIDS else ""
     lines = []
-    for setting in SETTINGS:
+    for setting in (replace(one, grid=grid) for one in SETTINGS):
         own = rows[rows["setting"] == str(setting)].set_index("system")
         if not {DEFAULT, SYNC, COLOCATE} <= set(own.index):
             continue
@@ -124,7 +123,6 @@ def summary(folder: Path) -> pd.DataFrame:
                 "of_alike": seconds[DEFAULT] / seconds.get(COLOCATE_ALIKE, float("nan")),
                 "of_host_kv": seconds.get(HOST_KV, float("nan")) / seconds[COLOCATE],
                 "off_policy_equal": own["off_policy"].get(EQUAL_SHARE, float("nan")),
-                "stale_kv_s": seconds.get(STALE_KV, float("nan")),
             }
         )
     return pd.DataFrame(lines)
@@ -195,8 +193,6 @@ def clusters_table() -> pd.DataFrame:
     """README's clusters in seconds, with their off-policy shares and what drafts would save."""
     lines = summary(FOLDER)
     lines = lines[lines["setting"].str.startswith(HEADLINE)]
-    drafted = _per_batch(pd.read_csv(DRAFTS)).query("system == @DEFAULT and accepted == 0.6 and kv_cache == 'auto'")
-    lines["drafted"] = lines["setting"].map(drafted.set_index("setting")["per_batch_s"]) / lines["colocate_s"]
     titles = {
         "setting": "Cluster and job",
         "sync_s": "sync [s]",
@@ -204,7 +200,6 @@ def clusters_table() -> pd.DataFrame:
         "default_s": "This recipe [s]",
         "off_policy": "Off-policy share",
         "off_policy_colocate": "That of colocate_async",
-        "drafted": "With drafts (0.6 accepted), over colocate_async without",
     }
     return lines[list(titles)].rename(columns=titles)
 
@@ -213,7 +208,11 @@ def range_of_all() -> str:
     """The best and the worst setting, as they are and at equal off-policy share."""
     lines = summary(FOLDER)
     free, equal = (f"{lines[key].min():.2f} to {lines[key].max():.2f}" for key in ("of_colocate", "equal_of_colocate"))
-    said = f"Over colocate_async {free} in all {len(lines)} simulated settings, {equal} at equal off-policy share."
+    count = lines["equal_of_colocate"].notna().sum()
+    among = "" if count == len(lines) else f" in {count} of them"
+    said = (
+        f"Over colocate_async {free} in all {len(lines)} simulated settings, {equal} at equal off-policy share{among}."
+    )
     return f"{said}\n"
 
 
@@ -234,9 +233,7 @@ def draw(folder: Path) -> str:
     marks = {
         "verl sync": (lines["sync_s"], "#9c9c9c", "s"),
         "verl colocate_async": (lines["colocate_s"], "#efb118", "s"),
-        "best baseline": (lines["baseline_s"], "#ff725c", "D"),
         "default": (lines["default_s"], "#4269d0", "o"),
-        "default, stale KV": (lines["stale_kv_s"], "#6cc5b0", "o"),
     }
     for name, (seconds, colour, shape) in marks.items():
         axis.plot(seconds / lines["sync_s"], rows, shape, color=colour, label=name, markersize=6)

@@ -1,21 +1,17 @@
 """The grid: 1 to 512 servers, B 32 to 1,024, n 8 and 16, 4K to 40K tokens, H100 and H200, long and short tails."""
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.scenario import Scenario
 
-ONE_UPDATE = {"updates": 1}
-MEASURED = Path(__file__).parents[2] / "assets" / "gpu" / "constants.json"  # of an engine on an H100
 # What a grid differs in from the planner's own defaults, by the name of its folder.
 GRIDS: dict[str, dict[str, Any]] = {
     "": {},
     "four_updates": {"updates": 4},
-    "one_update": ONE_UPDATE,
-    "measured": ONE_UPDATE | json.loads(MEASURED.read_text("utf-8")),
+    "one_update": {"updates": 1},
+    "published_2025": {"engine": "published-2025"},
 }
 
 

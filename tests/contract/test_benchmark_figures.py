@@ -110,9 +110,8 @@ NOISE = 0.03  # of a window of few steps, and of the bound's sample of prompts
 
 @pytest.mark.slow
 def test_no_rollout_of_the_grid_is_faster_than_the_bound() -> None:
-    """But those of separate_async, a closed study, which the trainer's own seconds hide."""
     rows = pd.read_csv(FOLDER / "systems.csv")
-    rows = rows[rows["step_s"].notna() & ~rows["system"].str.startswith("verl separate_async")]
+    rows = rows[rows["step_s"].notna()]
     bounds_s = {str(one): bound_of(one.scenario()).rollout_s for one in SETTINGS}
     share = rows["setting"].map(bounds_s) / (rows["rollout_s"] / rows["length_bias"])
     assert share.notna().all()

@@ -7,10 +7,11 @@ import pytest
 from benchmarks.defaults import draw as defaults
 from benchmarks.faults import summary as faults
 from benchmarks.side_by_side import summary as side_by_side
+from benchmarks.speed_ups import summary as speed_ups
 
 from ..support.documents import page
 
-AT_LEAST = ("Trained tokens/s", "Share of the bound", "Length trained", "Rollout of the bound")
+AT_LEAST = ("Trained tokens/s", "Share of the bound", "Length trained", "Rollout of the bound", "Published steps")
 # Rows of closed studies (benchmarks/README.md): the code that compared them with their files is gone.
 CLOSED = (
     *("From the B-th valid report", "CPU per trajectory of", "Through the coordinator", "Engines wait between"),
@@ -68,10 +69,10 @@ def measured() -> dict[str, float]:
     for tail, share in bound.groupby("Tail")["Of the bound"].max().items():
         found[f"Share of the bound, tail {tail}"] = share
 
-    lines = defaults.summary(defaults.FOLDER)
     [mean] = defaults.means_table().query("Settings.str.startswith('without')").to_dict("records")
-    found["Step of the defaults over the best baseline"] = lines["of_baseline"].max()
-    found["Step of the defaults over the best hand-tuned"] = lines["of_tuned"].max()
+    of_2025 = defaults.summary(defaults.ENGINES_2025)
+    found["Step of the defaults over the best baseline"] = of_2025["of_baseline"].max()
+    found["Step of the defaults over the best hand-tuned"] = of_2025["of_tuned"].max()
     found["Step of the defaults over verl sync, simulated"] = mean[defaults.TITLES["of_sync"]]
     found["Step of the defaults over colocate_async, simulated"] = mean[defaults.TITLES["of_colocate"]]
     found["Step of the defaults over colocate_async ... have such a row"] = mean[defaults.TITLES["equal_of_colocate"]]
@@ -79,6 +80,8 @@ def measured() -> dict[str, float]:
     one = one[~one["setting"].str.startswith(defaults.UNBOUND)]
     found["Step with one update and old KV"] = defaults.geometric_mean(one["of_host_kv"])
     found["Rollout of the bound"] = mean[defaults.TITLES["of_bound"]]
+    errors = speed_ups.read()["error"].dropna().abs()
+    found["Published steps"] = (errors <= speed_ups.NEAR).mean()
     found["Engines on GPUs of their own, two CPU cores"] = ratios.loc[
         (8, "separate, partial", side_by_side.SEPARATE), "ratio"
     ]

@@ -55,6 +55,7 @@ def rehearse(folder: Path, *overrides: str) -> Path:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2400)
     assert done.returncode == 0, done.stdout[-4000:]
     assert done.stdout.startswith("Emulated engines do not feel") and "Bound:" in done.stdout
+    assert "This takes about " in done.stdout.partition("Bound:")[0]
     return folder
 
 

@@ -19,6 +19,7 @@ SMALL = {
     "length-median-tok": 400,
     "servers": 2,
     "gpu-memory-utilization": 0.4,  # so that a kept KV cache fits beside the trainer
+    "engine": "published-2025",  # slow enough that this recipe gains something here
     "steps": 2,
     "warmup": 1,
 }
@@ -92,12 +93,25 @@ def test_given_two_processes_then_rows_are_the_same_and_each_is_told(tmp_path, c
     assert told[0].startswith("simulated 1 rows, ") and told[-1].startswith(f"simulated {len(documents[0])} rows, ")
 
 
-def test_given_a_cache_that_no_training_keeps_over_weight_updates_then_it_is_not_planned(tmp_path, capsys):
+QWEN3_5 = {"model": "qwen3.5-35b-a3b", "tensor-parallel-size": 2, "gpu-memory-utilization": 0.8, "engine": "measured"}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kv-cache-dtype": "fp8"}, "an FP8 cache cannot be kept"),
+        (QWEN3_5, "qwen3.5-35b-a3b has layers with a state"),
+    ],
+    ids=("fp8", "linear attention"),
+)
+def test_given_kv_that_no_training_keeps_over_weight_updates_then_it_is_not_planned(tmp_path, capsys, options, why):
     path = tmp_path / "plan.json"
-    assert main(small("--kv-cache-dtype", "fp8", "--json", str(path))) == 0
+    given = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    assert main(small(*given, "--strategies", "partial,partial_stale_kv", "--json", str(path))) == 0
     strategies = {row["strategy"] for row in json.loads(path.read_text())["rows"] if not row["is_baseline"]}
-    assert strategies == {"discard", "partial", "consistent"}
-    assert "left out: partial_stale_kv: " in capsys.readouterr().out
+    assert strategies == {"partial"} and f"left out: partial_stale_kv: {why}" in capsys.readouterr().out
+    assert main(small(*given, "--strategies", "partial_stale_kv")) == 2
+    assert f"strategies=partial_stale_kv: {why}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -112,6 +126,7 @@ def test_given_a_cache_that_no_training_keeps_over_weight_updates_then_it_is_not
         (["--rollout-n", "1"], "actor_rollout_ref.rollout.n=1"),
         (["--strategies", "partial,keep"], "strategies=keep: must be one of discard, partial, "),
         (["--accelerator", "h10"], "accelerator=h10: unknown; did you mean h100?"),
+        (["--engine", "h100"], "engine=h100: must be one of measured, published-2025"),
         (["--model", "qwen3-8"], "model=qwen3-8: no such file; did you mean qwen3-8b?"),
         (["--tensor-parallel-size", "3"], "tensor_parallel_size=3: must divide the 32 attention heads of qwen3-8b"),
         (["--model", "llama-3.1-70b", "--accelerator", "h100"], "it needs at least 4 GPUs per server"),

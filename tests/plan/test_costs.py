@@ -2,21 +2,27 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.calibration import calibrate
 from recipe.async_dapo_lab.plan.candidates import with_drafts
-from recipe.async_dapo_lab.plan.costs import DraftCost, ServerConstants
+from recipe.async_dapo_lab.plan.costs import ENGINES, DraftCost, ServerConstants
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 from recipe.async_dapo_lab.plan.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.model_size import BYTES_PER_VALUE, shape_of
 from recipe.async_dapo_lab.plan.systems import recipe
 
+from ..support.documents import ROOT
 from ..support.plan_settings import simulate, small_scenario
+
+GPU = ROOT / "assets" / "gpu"
 
 # Billions of parameters, by the models' own cards.
 PARAMETERS = {
@@ -57,9 +63,46 @@ def test_given_qwen3_8b_then_the_kv_room_is_the_known_one(accelerator, room_tok)
     assert cost.kv_room_tok == pytest.approx(room_tok, rel=0.03)
 
 
+def test_the_default_engine_is_the_one_that_was_measured():
+    """What was measured, and what the planner says of the same cells."""
+    constants = ENGINES[Inputs().engine]
+    found = json.loads((GPU / "constants.json").read_text())
+    assert {name: getattr(constants, name) for name in found} == found
+    cost = small_scenario(accelerator=find_accelerator("h100")).step_cost()
+    cells = [json.loads(line) for line in (GPU / "calibration.jsonl").read_text().splitlines()]
+    assert len(cells) == 8
+    for cell in cells:
+        step_s = cost.decode_s(1, cell["inflight"], cell["kv_tok"])
+        assert step_s == pytest.approx(cell["inflight"] / cell["tokens_per_s"], rel=0.1), cell
+
+
+def test_an_engine_is_chosen_by_name_and_its_constants_one_by_one():
+    older = Inputs.load({"engine": "published-2025", "request_overhead_ms": 0.2}).scenario().constants
+    assert older == replace(ENGINES["published-2025"], request_overhead_ms=0.2)
+
+
+def test_the_gpus_of_a_server_add_up_twice_in_each_layer_of_a_step():
+    one, two = (small_scenario(tensor_parallel_size=n).step_cost() for n in (1, 2))
+    overhead_s = ServerConstants().step_overhead_ms / 1e3
+    assert two.base_s - overhead_s == pytest.approx((one.base_s - overhead_s) / 2 + 2 * 36 * 10e-6)
+
+
+@given(st.floats(0.1, 10))
+def test_a_factor_of_engines_is_one_of_all_their_seconds(factor):
+    """Drafts, steps that are not planned ahead and the stop among them; what is copied to the host takes the same share
+    of a prefill."""
+    usual, slow = (small_scenario(engine_factor=f, drafts_accepted=0.6) for f in (1.0, factor))
+    for kind in ({}, {"drafts": True}, {"host_kv": True}):
+        quick, long = usual.step_cost(**kind), slow.step_cost(**kind)
+        assert long.decode_s(7, 9, 5000) == pytest.approx(factor * quick.decode_s(7, 9, 5000))
+        assert long.prefill_s(900) == pytest.approx(factor * quick.prefill_s(900))
+    assert slow.stop_s == pytest.approx(factor * usual.stop_s)
+    assert slow.copy_share == pytest.approx(usual.copy_share)
+
+
 def test_given_qwen3_8b_on_an_h200_then_a_decode_step_takes_what_its_memory_traffic_takes():
     cost = small_scenario(constants=ServerConstants(step_overhead_ms=1.5, request_overhead_ms=0.03)).step_cost()
-    weights_s, kv_s = 16.38e9 / (0.77 * 4.8e12), 500_000 * 147_456 / (0.77 * 4.8e12)
+    weights_s, kv_s = 16.38e9 / 4.8e12, 500_000 * 147_456 / 4.8e12
     assert cost.decode_s(1, 100, 500_000) == pytest.approx(weights_s + kv_s + 100 * 0.03e-3 + 1.5e-3, rel=0.001)
 
 
@@ -68,8 +111,8 @@ def test_given_a_mixture_of_experts_then_a_step_reads_those_that_its_tokens_are_
     scenario = small_scenario(model=model, constants=ServerConstants(**one), accelerator=find_accelerator("h200"))
     cost, drafting = scenario.step_cost(), scenario.step_cost().with_drafts(DraftCost(accepted_tok=1, drafted_tok=3))
     others = model.weight_bytes - BYTES_PER_VALUE * model.expert_parameters * (256 - 8) / 256
-    assert cost.batch_s(1) == pytest.approx(others / (0.77 * 4.8e12))
-    assert cost.batch_s(10_000) == pytest.approx(model.weight_bytes / (0.77 * 4.8e12))
+    assert cost.batch_s(1) == pytest.approx(others / 4.8e12)
+    assert cost.batch_s(10_000) == pytest.approx(model.weight_bytes / 4.8e12)
     assert 2 * drafting.batch_s(5) == pytest.approx(cost.batch_s(20)), "four tokens a request are verified at once"
 
 
@@ -179,7 +222,7 @@ def test_given_a_bad_record_then_the_error_says_what_a_line_needs(tmp_path, text
         calibrate(str(path))
 
 
-NEWER = ServerConstants(step_overhead_ms=1.5, request_overhead_ms=0.03)
+NEWER = ServerConstants(bandwidth_share=0.77, step_overhead_ms=1.5, request_overhead_ms=0.03)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +244,7 @@ def test_an_8b_on_an_h100_that_is_full_gains_what_arithmetic_says(accepted, rati
 
 
 def test_drafts_make_rollouts_shorter_and_change_no_decision_of_a_fixed_pool():
-    scenario = small_scenario(drafts_accepted=0.6, training_s=1.0)
+    scenario = small_scenario(constants=ENGINES["published-2025"], drafts_accepted=0.6, training_s=1.0)
     system = recipe("partial", rollout_pool_size=16)
     plain, drafting = (simulate(scenario, one, steps=3) for one in (system, with_drafts(system)))
     assert [step.trained_tok for step in plain] == [step.trained_tok for step in drafting]

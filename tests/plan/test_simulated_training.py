@@ -132,7 +132,7 @@ def test_given_completion_order_and_forgotten_prompts_then_training_prefers_shor
     "better",
     [
         {"constants": ServerConstants(step_overhead_ms=0.5)},
-        {"constants": ServerConstants(bandwidth_share=0.9)},
+        {"constants": ServerConstants(request_overhead_ms=0.01)},
         {"num_servers": 4},
         {"valid_share": 0.9},
         {"lengths": LogNormalLengths(median_tok=200, sigma=0.9, correlation=0.5)},

@@ -9,6 +9,7 @@ from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo_lab.plan.candidates import bound_of
 from recipe.async_dapo_lab.plan.hardware import load_model
 from recipe.async_dapo_lab.rehearsal.emulation import (
     check_rehearsable,
@@ -16,6 +17,7 @@ from recipe.async_dapo_lab.rehearsal.emulation import (
     use_stand_in,
 )
 from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions
+from recipe.async_dapo_lab.rehearsal.report import how_long
 from recipe.async_dapo_lab.rehearsal.training import TimedRanks
 
 from ..support.composed_runs import ComposeRun, compose_run, override
@@ -65,6 +67,16 @@ def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_a
     assert agent.num_workers == 2 and agent.num_workers * config.async_dapo.max_concurrent_prompts == lanes
     assert config.trainer.total_training_steps == options.steps
     assert str(options.folder) in config.trainer.default_local_dir, "a rehearsal wrote into the run's checkpoints"
+
+
+def test_before_its_first_step_a_rehearsal_says_how_long_it_takes(stand_in_run):
+    config = stand_in_run("rehearsal.speedup=20", "rehearsal.steps=6")
+    options = RehearsalOptions.from_hydra(config)
+    emulate(config, options)
+    bound_s = bound_of(options.scenario(config)).step_s
+    least, most = ((60 + 6 * bound_s / share / 20) / 60 for share in (1, 0.5))
+    said = how_long(config, options)
+    assert f"about {least:.0f} to {most:.0f} min" in said and f"6 steps of {bound_s:.0f} virtual s or more" in said
 
 
 @pytest.mark.parametrize(

@@ -77,12 +77,19 @@ def _fitted(options: argparse.Namespace, given: dict[str, Any]) -> Fit | None:
 
 
 def _strategies(inputs: Inputs) -> list[RolloutStrategy]:
-    """Those that were asked for, or all that a training takes."""
-    if inputs.strategies or inputs.can_keep_kv:
-        return inputs.strategies or list(RolloutStrategy)
-    stale_kv = RolloutStrategy.PARTIAL_STALE_KV
-    _say(f"left out: {stale_kv}: an FP8 cache cannot be kept over a weight update")
-    return [one for one in RolloutStrategy if one is not stale_kv]
+    """Those that were asked for, as far as a training takes them.
+
+    Raises:
+        ConfigError: where it takes none of them.
+    """
+    asked, stale_kv = inputs.strategies or list(RolloutStrategy), RolloutStrategy.PARTIAL_STALE_KV
+    why = inputs.why_no_old_kv
+    if why is None or stale_kv not in asked:
+        return asked
+    if asked == [stale_kv]:
+        raise ConfigError("strategies", stale_kv, f"{why}; take partial")
+    _say(f"left out: {stale_kv}: {why}")
+    return [one for one in asked if one is not stale_kv]
 
 
 def _simulated(candidates: list[Candidate], scenario: Scenario, inputs: Inputs, *, jobs: int) -> list[Row]:

@@ -14,14 +14,14 @@ from .trainer_memory import Gpu
 class ServerConstants:
     """What an inference server reaches of its hardware, unless calibrated.
 
-    The two overheads and the prefill share are fitted to published rollout times, the others are assumed: see
-    docs/plan_check_rehearse.md.
+    The first four are of an engine that was measured, the others are assumed: see docs/plan_check_rehearse.md.
     """
 
-    bandwidth_share: float = 0.77  # of peak, while weights and KV cache are read
-    step_overhead_ms: float = 5.0  # scheduling and launches of one decode step
-    request_overhead_ms: float = 0.12  # sampling and output handling, per running request and step
-    prefill_flop_share: float = 0.15  # of peak, during prefill
+    bandwidth_share: float = 1.0  # of peak, while weights and KV cache are read
+    step_overhead_ms: float = 1.881  # scheduling and launches of one decode step
+    request_overhead_ms: float = 0.0446  # sampling and output handling, per running request and step
+    prefill_flop_share: float = 0.622  # of peak, during prefill
+    all_reduce_us: float = 10.0  # of each of a layer's two sums over a server's GPUs: 0.5 MB, 4 H100, vllm #24532
     other_memory_gb: float = 5.0  # activations, CUDA graphs, communication buffers, per GPU
     stop_s: float = 0.05  # from the stop to idle engines
     host_gb_s: float = 25.0  # of KV blocks to host memory, and back, per GPU
@@ -29,6 +29,17 @@ class ServerConstants:
     draft_step_ms: float = 3.0  # of a decode step with drafts, on the engine's host
     draft_request_ms: float = 0.05  # the same, per running request
     verify_flop_share: float = 0.55  # of peak, while drafted tokens are verified
+
+
+DEFAULT_ENGINE = "measured"
+ENGINES: dict[str, ServerConstants] = {
+    # vLLM 0.24.0 with a model of 8B parameters' shape, alone on one H100: assets/gpu/constants.json.
+    DEFAULT_ENGINE: ServerConstants(),
+    # Fitted to five rollouts that CoPRIS published, of vLLM in the middle of 2025; the bandwidth was assumed.
+    "published-2025": ServerConstants(
+        bandwidth_share=0.77, step_overhead_ms=5.0, request_overhead_ms=0.12, prefill_flop_share=0.15
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +193,10 @@ def step_cost(
             f"prompt and response are longer than the {max(0, room_tok - request_kv_tok)} tokens of KV cache that a "
             "server has room for; shorten them, raise gpu_memory_utilization, or use more GPUs per server",
         )
+    sums_s = 2 * model.layers * constants.all_reduce_us / 1e6 if gpus > 1 else 0.0
+    reads_s = (1 - model.expert_share) * model.weight_bytes / bytes_per_s
     return StepCost(
-        base_s=constants.step_overhead_ms / 1e3 + (1 - model.expert_share) * model.weight_bytes / bytes_per_s,
+        base_s=constants.step_overhead_ms / 1e3 + sums_s + reads_s,
         experts_s=model.expert_share * model.weight_bytes / bytes_per_s,
         missed=1 - model.experts_per_token / model.experts if model.experts else 0.0,
         per_request_s=constants.request_overhead_ms / 1e3,

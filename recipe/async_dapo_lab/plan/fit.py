@@ -5,9 +5,10 @@ assumed; each assumption is named, as each may decide the answer.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ...async_dapo.config.values import ConfigError, RolloutStrategy, check_choice
@@ -20,12 +21,15 @@ from .sweep import Row, simulate
 from .systems import VERL, VERL_COLOCATE_ASYNC, VERL_SYNC, verl_colocate_async, verl_sync
 
 MODES = ("sync", "colocate_async", "partial")
-CLOSE = 0.01  # largest relative difference between the planned and the recorded rollout
+CLOSE = (
+    0.01  # largest relative difference between the planned and the recorded rollout, where the trainer does not poll
+)
 MOST_TRIES = 12
 GPUS_APART = 0.1  # largest relative difference between the GPUs that were recorded and those that are planned
 FASTEST, SLOWEST = 0.02, 50.0  # range of the fitted factor; outside of it, something else than the speed is wrong
 # Inputs that decide an answer, and what to say where neither the record nor the user has them.
 DECISIVE = {
+    "engine": "whose speed; --record or --calibrate gives you your own",
     "valid_share": "share of groups that pass the filter; 1 without a filter",
     "length_sigma": "spread of the lengths",
     "length_median_tok": "median of the lengths",
@@ -70,7 +74,7 @@ class Fit:
             f"record: {record.path}, {len(record.steps)} steps of {self.mode}\n"
             f"  step {record.step_s:.1f} s recorded, {self.planned_step_s:.1f} s planned; of it rollout {rollout}"
             f"{self.planned_rollout_s:.1f} s planned\n"
-            f"  engines take {self.inputs.engine_factor:.2f} times the seconds of the planner's constants\n"
+            f"  engines take {self.inputs.engine_factor:.2f} times the seconds of engine={self.inputs.engine}\n"
             f"  from the record: {_listed(self.taken)}{doubts}"
         )
 
@@ -78,12 +82,14 @@ class Fit:
 def assumptions(given: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
     """What decides an answer, and stands at the planner's default."""
     described = Inputs.described()
-    names = set(DECISIVE) - ({"length_median_tok", "length_sigma"} if given.get("lengths") else set())
-    return {name: described[name][0] for name in DECISIVE if name in names - given.keys() - taken.keys()}
+    told = {"length_median_tok", "length_sigma"} if given.get("lengths") else set()
+    told |= {"engine"} if given.get("calibrate") else set()
+    names = DECISIVE.keys() - told - given.keys() - taken.keys()
+    return {name: described[name][0] for name in DECISIVE if name in names}
 
 
 def assumed_in_words(assumed: Mapping[str, Any]) -> str:
-    return "".join(f"\nassumed: {name}={value:g} ({DECISIVE[name]})" for name, value in assumed.items()).lstrip("\n")
+    return "\n".join(f"assumed: {name}={_short(value)} ({DECISIVE[name]})" for name, value in assumed.items())
 
 
 def fit(record: Record, given: Mapping[str, Any], mode: str | None) -> Fit:
@@ -98,10 +104,10 @@ def fit(record: Record, given: Mapping[str, Any], mode: str | None) -> Fit:
     """
     name = _mode(record, mode)
     taken = {key: value for key, value in _taken(record, given).items() if key not in given}
-    assumed = assumptions(given, taken)
+    assumed = assumptions(given, {**taken, "engine": "fitted"})
     inputs = Inputs.load({**taken, **given})
     _check_batch(record, inputs)
-    factor, rollout_s, step_s = _fitted(inputs, record, name)
+    factor, rollout_s, step_s = fit_engines(inputs, record, partial(recorded_candidate, name))
     inputs = replace(inputs, engine_factor=factor)
     return Fit(
         record=record,
@@ -239,30 +245,45 @@ def _check_batch(record: Record, inputs: Inputs) -> None:
         )
 
 
-def _fitted(inputs: Inputs, record: Record, name: str) -> tuple[float, float, float]:
-    """Factor of the engines' seconds, and rollout and step of the recorded mode with it [s]: a secant of logarithms,
+def fit_engines(
+    inputs: Inputs, record: Record, candidate_in: Callable[[Scenario], Candidate]
+) -> tuple[float, float, float]:
+    """Factor of the engines' seconds, and rollout and step of the recorded system with it [s]: a secant of logarithms,
     as a rollout grows nearly in proportion to its engines' seconds.
+
+    Args:
+        candidate_in: the recorded system.
+
+    Raises:
+        ConfigError: where no speed of engines explains the recorded rollout.
     """
 
     def planned(factor: float) -> tuple[float, float, float]:
         scenario = replace(inputs, engine_factor=factor).scenario()
-        mean, _ = simulate(scenario, recorded_candidate(name, scenario), steps=inputs.steps, warmup=inputs.warmup)
+        mean, _ = simulate(scenario, candidate_in(scenario), steps=inputs.steps, warmup=inputs.warmup)
         beside_s = mean.step_s - mean.rollout_s
         wanted_s = record.step_s - beside_s if record.rollout_s is None else record.rollout_s
         return mean.rollout_s, mean.step_s, max(wanted_s, 0.01 * record.step_s)
 
-    factor, slope = inputs.engine_factor, 1.0
+    factor, slope, fastest, slowest = inputs.engine_factor, 1.0, FASTEST, SLOWEST
     rollout_s, step_s, wanted_s = planned(factor)
+    nearest = math.inf, factor, rollout_s, step_s
     for _ in range(MOST_TRIES):
+        nearest = min(nearest, (abs(rollout_s - wanted_s), factor, rollout_s, step_s))
         if abs(rollout_s / wanted_s - 1) <= CLOSE:
-            return factor, rollout_s, step_s
+            return nearest[1:]
+        fastest, slowest = (factor, slowest) if rollout_s < wanted_s else (fastest, factor)
         tried = factor * (wanted_s / rollout_s) ** (1 / slope)
         if not FASTEST <= tried <= SLOWEST:
             break
+        if not fastest < tried < slowest:
+            tried = math.sqrt(fastest * slowest)
         before_s = rollout_s
         rollout_s, step_s, wanted_s = planned(tried)
         moved = math.log(rollout_s / before_s) / math.log(tried / factor)
         factor, slope = tried, min(2.0, max(0.3, moved))
+    if nearest[0] <= candidate_in(inputs.scenario()).system.habits.poll_s / 2:
+        return nearest[1:]  # a rollout ends at a look of the trainer's: it grows in jumps
     raise ConfigError(
         "record",
         record.path,
@@ -272,5 +293,8 @@ def _fitted(inputs: Inputs, record: Record, name: str) -> tuple[float, float, fl
 
 
 def _listed(values: Mapping[str, Any]) -> str:
-    said = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in values.items()}
-    return ", ".join(f"{name}={value}" for name, value in said.items())
+    return ", ".join(f"{name}={_short(value)}" for name, value in values.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

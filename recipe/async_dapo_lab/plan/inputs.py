@@ -18,7 +18,7 @@ from ...async_dapo.config.values import (
     typed,
 )
 from .calibration import calibrate
-from .costs import ServerConstants
+from .costs import DEFAULT_ENGINE, ENGINES, ServerConstants
 from .hardware import ACCELERATORS, DEFAULT_ACCELERATOR, MODEL_PRESETS, Accelerator, find_accelerator, load_model
 from .lengths import LengthModel, LogNormalLengths, load_lengths
 from .model_size import ModelShape
@@ -77,10 +77,15 @@ class Inputs:
         Count, "that train on the same sequences: Ulysses, or Megatron's tensor x pipeline x context parallel [count]"
     ] = 1
     update_s: Annotated[FromZero, "engines to sleep and back, with new weights [s]"] = 5.0
-    bandwidth_share: Annotated[SomeShare, "of peak that decoding reaches [0-1]"] = 0.77
-    step_overhead_ms: Annotated[FromZero, "of one decode step, on top of memory traffic [ms]"] = 5.0
-    request_overhead_ms: Annotated[FromZero, "of one decode step, per running request [ms]"] = 0.12
-    prefill_flop_share: Annotated[SomeShare, "of peak that prefill reaches [0-1]"] = 0.15
+    engine: Annotated[str, f"whose constants: {', '.join(ENGINES)}"] = DEFAULT_ENGINE
+    bandwidth_share: Annotated[SomeShare | None, "of peak that decoding reaches [0-1]; null = the engine's"] = None
+    step_overhead_ms: Annotated[
+        FromZero | None, "of one decode step, on top of memory traffic [ms]; null = the engine's"
+    ] = None
+    request_overhead_ms: Annotated[
+        FromZero | None, "of one decode step, per running request [ms]; null = the engine's"
+    ] = None
+    prefill_flop_share: Annotated[SomeShare | None, "of peak that prefill reaches [0-1]; null = the engine's"] = None
     engine_factor: Annotated[Positive, "seconds of the engines over those of the constants; --record fits it"] = 1.0
     calibrate: Annotated[str | None, "JSONL record of a real engine, whose decode step replaces the constants"] = None
     drafts_accepted: Annotated[
@@ -112,22 +117,27 @@ class Inputs:
         return cls(**{key: _converted(key, value, kinds[key]) for key, value in values.items()})
 
     @property
-    def can_keep_kv(self) -> bool:
-        """Over a weight update."""
-        return self.kv_cache_dtype == "auto"
+    def why_no_old_kv(self) -> str | None:
+        """Why a training could not keep KV over a weight update; None: it can."""
+        if self.kv_cache_dtype != "auto":
+            return "an FP8 cache cannot be kept over a weight update"
+        model = self._model()
+        return f"{model.name} has layers with a state, which host memory does not keep" if model.has_state else None
 
     def scenario(self) -> Scenario:
         """
         Raises:
             ConfigError: for a model or a trajectory that does not fit, and where hardly any group would be valid.
         """
-        constants = {f.name: getattr(self, f.name) for f in fields(ServerConstants) if f.name in _NAMES}
+        check_choice("engine", self.engine, ENGINES)
+        own = {f.name: getattr(self, f.name) for f in fields(ServerConstants) if f.name in _NAMES}
+        given = {name: value for name, value in own.items() if value is not None}
         scenario = Scenario(
             model=self._model(),
             accelerator=self._accelerator(),
             num_servers=self.servers,
             lengths=self._lengths(),
-            constants=replace(ServerConstants(), **constants),
+            constants=replace(ENGINES[self.engine], **given),
             measured=None if self.calibrate is None else calibrate(self.calibrate),
             **{key: getattr(self, key) for key in _SAME_IN_SCENARIO},
         )

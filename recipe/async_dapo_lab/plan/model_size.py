@@ -60,6 +60,11 @@ class ModelShape:
         )
 
     @property
+    def has_state(self) -> bool:
+        """Whether some layers keep one state of all tokens so far in place of a KV cache."""
+        return self.full_layers + self.window_layers < self.layers
+
+    @property
     def expert_share(self) -> float:
         """Share of the weights that is in experts."""
         return self.expert_parameters / self.parameters

@@ -18,7 +18,8 @@ from ...async_dapo.config.values import ConfigError
 from .lengths import FITTED, MEAN, PROMPT, TOKENS, LogNormalLengths, fit_lengths, read_jsonl
 from .systems import VERL_COLOCATE_ASYNC, VERL_SYNC
 
-STEP, ROLLOUT, TRAIN, LOG_PROBS = "timing_s/step", "timing_s/gen", "timing_s/update_actor", "timing_s/old_log_prob"
+_SECONDS = "timing_s/"
+STEP, ROLLOUT, TRAIN, LOG_PROBS = (f"{_SECONDS}{name}" for name in ("step", "gen", "update_actor", "old_log_prob"))
 # Of verl's modes, in groups; a step that has none does not log it.
 FILTERED = "training/filter_groups/evicted_samples"
 SURPLUS = "training/filter_groups/discarded_surplus_samples"
@@ -101,9 +102,13 @@ def read_record(path: str) -> Record:
     return _of(path, steps[math.ceil(WARMUP * len(steps)) :])
 
 
-def record_of_step(step_s: float, path: str) -> Record:
-    """The record of a run whose mean step alone is known, as from a paper."""
-    return _of(path, [{STEP: step_s}])
+def record_of_means(path: str, **means: float) -> Record:
+    """The record of a run whose mean metrics alone are known, as from a paper.
+
+    Args:
+        means: `step` [s], and other metrics by their last name, of verl's `timing_s/`.
+    """
+    return _of(path, [{f"{_SECONDS}{name}": value for name, value in means.items()}])
 
 
 def _of(path: str, steps: Sequence[Mapping[str, float]]) -> Record:

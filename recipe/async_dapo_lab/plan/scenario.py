@@ -40,7 +40,7 @@ class Scenario:
     update_s: float = 5.0  # engines to sleep and back, and their new weights
     constants: ServerConstants = field(default_factory=ServerConstants)
     measured: MeasuredCosts | None = None  # in place of constants
-    engine_factor: float = 1.0  # seconds of an engine over those of constants or measured costs
+    engine_factor: float = 1.0  # all seconds of an engine, drafts and copies too, over those of constants or record
     drafts_accepted: float | None = None  # tokens of a request and step; None = nothing is simulated with drafts
     drafts_accepted_ratio: float = 0.4  # of the drafted tokens
     seed: int = 0
@@ -79,10 +79,17 @@ class Scenario:
             gpu_memory_utilization=self.gpu_memory_utilization,
             longest_context_tok=self.prompt_len_tok + self.max_response_length,
         )
-        cost = (cost if self.measured is None else self.measured.apply(cost)).times(self.engine_factor)
+        cost = cost if self.measured is None else self.measured.apply(cost)
         if drafts:
-            return cost.with_drafts(self._draft_cost())
-        return replace(cost, base_s=cost.base_s + self.constants.synchronous_step_ms / 1e3) if host_kv else cost
+            cost = cost.with_drafts(self._draft_cost())
+        elif host_kv:
+            cost = replace(cost, base_s=cost.base_s + self.constants.synchronous_step_ms / 1e3)
+        return cost.times(self.engine_factor)
+
+    @property
+    def stop_s(self) -> float:
+        """From the stop to idle engines."""
+        return self.engine_factor * self.constants.stop_s
 
     @property
     def copy_share(self) -> float:
@@ -91,7 +98,7 @@ class Scenario:
         """
         bytes_per_s = 1e9 * self.constants.host_gb_s * self.tensor_parallel_size
         copies_s = 2 * self.model.copied(self.tensor_parallel_size).kv_bytes_per_token / bytes_per_s
-        return min(1.0, copies_s / self.step_cost().prefill_token_s)
+        return min(1.0, self.engine_factor * copies_s / self.step_cost().prefill_token_s)
 
     @property
     def host_kv_gib(self) -> int:

@@ -150,7 +150,7 @@ class TrainingRun:
         ended = observe_round(self._over_sampling, self._round_size, outcomes, partial_share=versions.partial_share)
         buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
         log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok)
-        rollout_s = simulated.rollout_s + self._scenario.constants.stop_s
+        rollout_s = simulated.rollout_s + self._scenario.stop_s
         self._since_stop_s = log_prob_s + train_s + self._scenario.update_s
         return StepMeasure(
             step_s=rollout_s + self._since_stop_s,

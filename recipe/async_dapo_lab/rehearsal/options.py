@@ -33,6 +33,7 @@ ConfigStore.instance().store(
     group="rehearsal", name="options", node=OmegaConf.load(Path(__file__).with_name("options.yaml"))
 )
 NODE = "rehearsal."
+CONFIG = "config.yaml"  # in the folder of results: the configuration of the run, there when all checks have passed
 KV_CACHE_DTYPE = "engine_kwargs.vllm.kv_cache_dtype"
 
 

@@ -14,6 +14,8 @@ from ..plan.scenario import Scenario
 from ..quickstart.run_metrics import RunMetrics
 from .options import RehearsalOptions
 
+START_S = 60.0  # real, from the command to the first step, and from the last one to the end
+SLOWEST_SHARE = 0.5  # of the bound's speed, that most systems reach
 MAX_LATE_SHARE = 0.02  # of a step: how late an engine may notice that its batch changes
 _PERCENTILE = 99.0
 
@@ -198,22 +200,35 @@ def _setting(scenario: Scenario) -> str:
     return f"{scenario.model.name} on {scenario.num_gpus} x {scenario.accelerator.name}, {engines}"
 
 
+def how_long(config: DictConfig, options: RehearsalOptions) -> str:
+    """What a rehearsal is going to take of the user's time: said before its first step."""
+    steps = config.trainer.total_training_steps
+    bound_s = bound_of(options.scenario(config), filters=config.algorithm.filter_groups.enable).step_s
+    least_s, most_s = (START_S + steps * bound_s / share / options.speedup for share in (1.0, SLOWEST_SHARE))
+    return (
+        f"This takes about {least_s / 60:.0f} to {most_s / 60:.0f} min: one to start and to end, and {steps} steps of "
+        f"{bound_s:.0f} virtual s or more, of which {options.speedup:g} pass in a second."
+    )
+
+
 def table(rehearsal: Rehearsal) -> str:
-    """For the terminal."""
+    """For the terminal. What must not be believed says so first."""
     named = [*((str(step.step), step) for step in rehearsal.steps), ("mean", rehearsal.mean)]
     rows = [("step", *COLUMNS), *((name, *(cell(step) for cell in COLUMNS.values())) for name, step in named)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     bound = rehearsal.bound
+    validity = str(rehearsal.validity)
     return "\n".join(
         [
+            *([] if rehearsal.validity.is_valid else [validity, ""]),
             *lines,
             "",
             f"{rehearsal.system}: {rehearsal.setting}.",
             LEGEND,
             f"Virtual seconds at {rehearsal.speedup:g} to a real one; mean without the first {rehearsal.warmup} steps.",
             f"Bound: {bound.step_s:.1f} s a step (rollout {bound.rollout_s:.1f} s at {bound.tokens_per_s:.0f} tok/s).",
-            str(rehearsal.validity),
+            *([validity] if rehearsal.validity.is_valid else []),
             f"{rehearsal.wall_s:.0f} real s, at most {rehearsal.peak_memory_gb:.1f} GB.",
         ]
     )

@@ -14,7 +14,7 @@ from ...async_dapo.runtime.verl_version import check_versions
 from ...async_dapo.startup.overrides import before_overrides
 from ...async_dapo.startup.preflight import check_all
 from .emulation import check_rehearsable, emulate, use_stand_in
-from .options import WITH_REHEARSAL, RehearsalOptions
+from .options import CONFIG, WITH_REHEARSAL, RehearsalOptions
 
 LAB_DIR = Path(__file__).resolve().parents[1]
 
@@ -41,7 +41,9 @@ def _run(config: DictConfig) -> None:
 
         options.folder.mkdir(parents=True, exist_ok=True)
         emulate(config, options)
-        OmegaConf.save(config, options.folder / "config.yaml")
+        part = options.folder / f"{CONFIG}.part"
+        OmegaConf.save(config, part)
+        part.replace(options.folder / CONFIG)  # the supervisor reads it as soon as it is there
         with shipped(config, LAB_DIR) as first_actor:
             run_on_ray(config, first_actor(ray.remote(num_cpus=1)(RehearsalTaskRunner)))
 

@@ -17,8 +17,8 @@ from ..quickstart.activation import run_environment
 from ..quickstart.overrides import quoted
 from ..quickstart.run_metrics import RunMetrics
 from ..quickstart.supervision import RayFolder, TrainingProcess, exit_on_signals
-from .options import RehearsalOptions
-from .report import Ended, Rehearsal, load_rehearsal, table
+from .options import CONFIG, RehearsalOptions
+from .report import Ended, Rehearsal, how_long, load_rehearsal, table
 
 MODULE = f"{__package__.rpartition('.')[0]}.rehearse"
 OUTPUT_OPTION = "rehearsal.output="
@@ -34,6 +34,10 @@ _CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
 console = Console()
 
 
+def _say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 class RehearsalFailed(Exception):
     """The run ended without its steps; the message says how."""
 
@@ -42,16 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     overrides = list(sys.argv[1:] if arguments is None else arguments)
     show_usage(overrides, module=MODULE, about="Rehearses a training on emulated engines: docs/plan_check_rehearse.md.")
     exit_on_signals()
-    console.print(CANNOT_SAY, markup=False, highlight=False, soft_wrap=True)
+    _say(CANNOT_SAY)
     try:
         rehearsal = rehearse(overrides)
     except RehearsalFailed as failure:
-        console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
+        _say(str(failure))
         sys.exit(1)
     except KeyboardInterrupt:
         console.print("interrupted; everything it started has been ended")
         sys.exit(128 + signal.SIGINT)
-    console.print(table(rehearsal), markup=False, highlight=False, soft_wrap=True)
+    _say(table(rehearsal))
 
 
 def rehearse(overrides: Sequence[str]) -> Rehearsal:
@@ -63,11 +67,16 @@ def rehearse(overrides: Sequence[str]) -> Rehearsal:
     folder = output_folder(overrides)
     folder.mkdir(parents=True, exist_ok=True)
     ended = _run(overrides, folder)
-    config = OmegaConf.load(folder / "config.yaml")
-    assert isinstance(config, DictConfig)
-    rehearsal = load_rehearsal(config, RehearsalOptions.from_hydra(config), ended)
+    rehearsal = load_rehearsal(*_load(folder), ended)
     (folder / "rehearsal.json").write_text(json.dumps(asdict(rehearsal), indent=2) + "\n")
     return rehearsal
+
+
+def _load(folder: Path) -> tuple[DictConfig, RehearsalOptions]:
+    """The configuration that the run goes by."""
+    config = OmegaConf.load(folder / CONFIG)
+    assert isinstance(config, DictConfig)
+    return config, RehearsalOptions.from_hydra(config)
 
 
 def output_folder(overrides: Sequence[str]) -> Path:
@@ -78,7 +87,7 @@ def output_folder(overrides: Sequence[str]) -> Path:
 
 def _run(overrides: Sequence[str], folder: Path) -> Ended:
     metrics = RunMetrics(file=folder / "metrics.jsonl")
-    for stale in (metrics.file, folder / "config.yaml"):
+    for stale in (metrics.file, folder / CONFIG):
         stale.unlink(missing_ok=True)
     started = time.monotonic()
     log = folder / "train.log"
@@ -88,8 +97,12 @@ def _run(overrides: Sequence[str], folder: Path) -> Ended:
         environment["TMPDIR"] = str(ray.path)
         process = TrainingProcess(command, environment=environment, log_file=log)
         with process:
+            is_told = False
             while process.exit_code is None:
                 process.watch(_WATCH_S)
+                if not is_told and (folder / CONFIG).exists():
+                    is_told = True
+                    _say(how_long(*_load(folder)))
     metrics.read_new()
     if process.exit_code != 0 or not metrics.trained_steps:
         raise RehearsalFailed(cause_of_failure(log))
