@@ -12,6 +12,7 @@ import pandas as pd
 from benchmarks.defaults import draw as defaults
 from benchmarks.hours import summary as hours
 from benchmarks.side_by_side import summary as side_by_side
+from benchmarks.sources import draw as sources
 from benchmarks.speed_ups import summary as speed_ups
 from benchmarks.support.tables import markdown
 from benchmarks.verl_job import summary as verl_job
@@ -97,6 +98,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "engines": table(declared.engines),
         "reference setting": table(evidence.reference_setting),
     },
+    "docs/sources.md": {"as drawn": table(sources.as_drawn), "shared": table(sources.shared)},
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},
     "docs/off_policy.md": {"recommendation": partial(evidence.learned, "recommendation")},

@@ -7,7 +7,7 @@ generated before the round stops. The others have not happened: the next round s
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import count
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from recipe.async_dapo.core.round_parts import ALL
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo_lab.plan.engine import Request
 from recipe.async_dapo_lab.plan.hardware import ACCELERATORS, load_model
@@ -79,7 +80,7 @@ class _Exercises(Workload):
         self._task, self._rng, self._sessions = task, random.Random(f"{task.name}-{seed}"), range(n)
         self._numbers, self._begin = count(1), begin
 
-    def draw(self, count: int, step: int) -> list[PromptGroup]:
+    def draw(self, count: int, step: int, part: str = ALL) -> list[PromptGroup]:
         return [self._group(step) for _ in range(count)]
 
     def _group(self, step: int) -> PromptGroup:
@@ -160,8 +161,8 @@ class SampledRun(TrainingRun):
                 sampling, row = self._samplings[place := (answers.number, one.session_id)]
                 self._kv[place] = sampling.kept(row, self._task.prompt_tok + one.generated_tok - 1)
 
-    def _draw(self, count: int) -> list[PromptGroup]:
-        groups = super()._draw(count)
+    def _draw(self, counts: Mapping[str, int]) -> list[PromptGroup]:
+        groups = super()._draw(counts)
         if self._is_open:
             self._to_begin += groups
         return groups

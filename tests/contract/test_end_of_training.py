@@ -11,6 +11,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.training.source import Source
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.composed_runs import compose_run, rows, valid_overrides, write_files, write_parquet
@@ -23,6 +24,7 @@ class Loop(AsyncDAPOTrainer):
 
     def __init__(self, *overrides: str) -> None:
         self.config = compose_run(list(overrides))
+        self.replay_buffer = SimpleNamespace(source=Source())  # type: ignore[assignment]
         self.trainer_mode, self.parameter_sync_step, self.global_steps = "async_dapo", 1, 0
         self.steps: list[int] = []
         self.saved: list[int] = []

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
+from recipe.async_dapo.core.round_parts import ALL
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 from ..support.costly import costly
@@ -170,7 +171,7 @@ class RoundMachine(RuleBasedStateMachine):
     def counts_are_right(self) -> None:
         assert self.round.num_waiting == len(self.waiting)
         assert self.round.num_running == len(self.running)
-        at_hand = self.round.at_hand
+        at_hand = self.round.at_hand[ALL]
         assert at_hand.certain == self.num_valid + len(self.certain)
         assert at_hand.expected_valid(1.0) == self.num_valid + len(self.waiting) + len(self.running)
         assert self.round.wants_prompts == (
@@ -290,7 +291,8 @@ def histories(draw: st.DrawFn) -> list[tuple[str, Verdict | None]]:
 def test_rule_is_met_exactly_when_its_definition_is(
     events: list[tuple[str, Verdict | None]], name: StopRuleName, target: int, carried: int
 ) -> None:
-    rule = spec(stop_rule=name, target_valid_groups=target, carried_valid_groups=carried).make_rule()
+    opened = spec(stop_rule=name, target_valid_groups=target, carried_valid_groups=carried)
+    rule = opened.make_rule(opened.parts[ALL])
     assert rule is not None
     history = History()
     was_met = rule.is_met

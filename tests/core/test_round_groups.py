@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.round_groups import WAITING, GroupState, RoundGroups, WaitingGroup
+from recipe.async_dapo.core.round_parts import ALL
 
 WORKERS = 3
 
@@ -40,7 +41,8 @@ def test_a_worker_starts_begun_then_fresh_groups_each_in_order_and_others_homes_
         near = [one.prompt_uid for one in open_groups if one.home in (None, worker)]
         far = [one.prompt_uid for one in open_groups if one.home is None or not one.is_bound]
         expected = next(iter(near or far), None)
-        assert groups.next_for(worker, states) == expected == groups.start(worker, states)
+        startable = {(state, ALL): rank for rank, state in enumerate(WAITING) if state in states}
+        assert groups.next_for(worker, startable) == expected == groups.start(worker, startable)
         line = [one for one in line if one.prompt_uid != expected]
         started += [] if expected is None else [expected]
         assert groups.uids(*WAITING) == tuple(one.prompt_uid for one in line)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
+from recipe.async_dapo.core.round_parts import ALL
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 from ..support.simulated_cluster import Cluster, resumed
@@ -90,7 +91,7 @@ def test_given_groups_that_the_stop_interrupts_then_those_that_are_certain_count
     ended = {group.uid: sum(one.is_finished for one in group.trajectories) for group in pool.buffered}
     certain = {group.uid for group in pool.buffered if group.is_certain}
     assert certain == {uid for uid, count in ended.items() if count >= 2} and 0 < len(certain) < len(ended)
-    assert pool.at_hand.certain == pool.num_carried + len(certain)
+    assert pool.at_hand[ALL].certain == pool.num_carried + len(certain)
 
 
 @pytest.mark.parametrize(("max_staleness", "most"), [(None, 15), (0, 6)])

@@ -91,6 +91,13 @@ def test_the_ledger_adds_up_and_failures_are_told_with_their_cause(both: tuple[P
     assert "async_dapo/failure/groups is 2 (healthy: 0)" in text
 
 
+def test_each_source_of_a_mix_has_a_row_with_its_shares(text: str) -> None:
+    columns = ("source", "share drawn", "share trained", "drawn", "trained", "pass rate")
+    assert "".join(f"<th>{name}</th>" for name in columns) in text
+    for row in (("a/math", "70.0%", "50.0%", "840", "384", ""), ("code", "30.0%", "50.0%", "360", "384", "0.25")):
+        assert f"<tr><th>{row[0]}</th>{''.join(f'<td>{cell}</td>' for cell in row[1:])}</tr>" in text
+
+
 def test_wall_time_begins_with_the_training_so_that_a_recorded_run_compares_with_verls_file(both):
     for run in map(Run.load, both):
         assert run.time_s[0] == 0.0

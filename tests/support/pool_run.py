@@ -2,13 +2,16 @@
 
 import pickle
 from array import array
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
+from recipe.async_dapo.core.mix import Mix
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
-from recipe.async_dapo.core.pool import PromptPool
+from recipe.async_dapo.core.pool import PoolWatch, PromptPool
 from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.staleness import StalenessLimit
@@ -16,9 +19,10 @@ from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 
 N = 2
+SOURCES = ("easy", "hard", "rare")
 
 
-def fresh_group(uid: str, *, step: int = 1, prompt: dict[str, int] | None = None) -> PromptGroup:
+def fresh_group(uid: str, *, step: int = 1, prompt: dict[str, Any] | None = None) -> PromptGroup:
     """The key of its prompt is its uid."""
     trajectories = [Trajectory(session_id=k) for k in range(N)]
     return PromptGroup(uid=uid, prompt=prompt or {}, drawn_at_step=step, key=uid, trajectories=trajectories)
@@ -52,7 +56,8 @@ class Run:
     expected_start: list[str] = field(default_factory=list)  # of what waits
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)  # uid -> (age, tokens)
     valid_tok: dict[str, int] = field(default_factory=dict)  # of groups that have ended valid
-    prompts: dict[str, dict[str, int]] = field(default_factory=dict)  # of all groups
+    prompts: dict[str, dict[str, Any]] = field(default_factory=dict)  # of all groups
+    watches: Sequence[PoolWatch] = ()
 
     def __post_init__(self) -> None:
         self.pool = self.new_pool()
@@ -63,11 +68,12 @@ class Run:
 
     def new_pool(self) -> PromptPool:
         return PromptPool(
-            over_sampling=OverSampling(target_valid_groups=self.target, batch_size=self.over_sampling),
+            mix=Mix(OverSampling(target_valid_groups=self.target, batch_size=self.over_sampling)),
             keeps_tokens=self.strategy_keeps,
             stop_rule=self.stop_rule,
             staleness=StalenessLimit(max_staleness=self.max_staleness),
             new_uid=self.new_uid,
+            watches=self.watches,
         )
 
     def new_uid(self) -> str:
@@ -77,7 +83,8 @@ class Run:
     def draw(self, count: int) -> list[str]:
         """Draw so many prompts. Returns their uids."""
         numbers = range(self.drawn, self.drawn + count)
-        groups = [fresh_group(f"drawn-{number}", step=self.step, prompt={"number": number}) for number in numbers]
+        rows = [{"number": number, "data_source": self.random.choice(SOURCES)} for number in numbers]
+        groups = [fresh_group(f"drawn-{row['number']}", step=self.step, prompt=row) for row in rows]
         self.drawn += len(groups)
         self.prompts |= {group.uid: group.prompt for group in groups}
         self.pool.add_drawn(groups)
@@ -87,7 +94,8 @@ class Run:
         self.step += 1
         again_before, tok = self.again, self.tokens_held()
         retired_uids = self.pool.retire(self.step)
-        fresh = self.draw(missing) if (missing := self.pool.missing_for_round()) else []
+        missing = self.pool.missing_for_round()
+        fresh = self.draw(sum(missing.values())) if missing else []
         groups = self.pool.dispatch()
         must_finish = self.pool.must_finish(self.step)
         self.check_dispatch(groups, retired_uids, must_finish, fresh, again_before)

@@ -39,6 +39,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "reward_function": "compute_score of reward.py",
         "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
         "selection": Selection(by=SelectBy.UNIFORM),
+        "sources": None,
         "round_timeout_s": 7200.0,
         "engine_timeout_s": 60.0,
         "delivery_tok": 4,

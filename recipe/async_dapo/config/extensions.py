@@ -70,6 +70,7 @@ SERVED = (
     Served("async_dapo.placement", "separate", "separate"),
     Served("async_dapo.importance_sampling", "mixture", "mixture"),
     Served("async_dapo.selection.by", "history", "history"),
+    Served("async_dapo.sources", None, "shares"),
 )
 
 

@@ -32,6 +32,8 @@ from .values import (
     Seconds,
     SelectBy,
     Share,
+    Shares,
+    Sources,
     check_rules,
     number,
     parse_options,
@@ -242,6 +244,7 @@ class AsyncDAPOConfig:
     reward_function: str  # names it in errors
     filter: FilterConfig
     selection: Selection
+    sources: Shares | Sources | None
     round_timeout_s: Seconds
     engine_timeout_s: Seconds
     drafts: Drafts | None

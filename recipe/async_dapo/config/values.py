@@ -131,6 +131,17 @@ def speculative_config(drafts: Drafts, config: DictConfig) -> dict[str, Any]:
     return chosen
 
 
+class Sources(StrEnum):
+    """Which share of a batch each data source has, in place of shares by name."""
+
+    BALANCED = "balanced"
+
+
+BALANCED = Sources.BALANCED
+# Of a batch by data source; what counts is how they compare.
+Shares = Annotated[dict[str, Positive], Meta(min_length=1, description="shares by data source, {NAME: NUMBER, ...}")]
+
+
 class Auto(StrEnum):
     """In place of a number that the recipe decides itself, step by step."""
 

@@ -82,6 +82,7 @@ class GroupOutcome:
     scored: int = 0  # trajectories [count]
     failed: int = 0  # trajectories that failed for good; their siblings were interrupted, in a validation kept [count]
     metrics: tuple[float, ...] = ()  # of its trajectories, where it was judged by them
+    source: str = ""  # see `PromptGroup.source`
 
     @classmethod
     def of(
@@ -107,6 +108,7 @@ class GroupOutcome:
             scored=len(group.trajectories) - len(group.unfinished),
             failed=failed,
             metrics=tuple(metrics),
+            source=group.source,
         )
 
 

@@ -11,13 +11,14 @@ had in the queue, whether it had started and however far it had come: no prompt 
 A source of prompts may hold some of them back (`training/source.py`). They are drawn for the ledger, and not here.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .ledger import Ledger, LedgerError
+from .mix import Mix
 from .outcome import GroupOutcome, Verdict
-from .over_sampling import AtHand, OverSampling
+from .over_sampling import AtHand
 from .round import RoundSummary
 from .staleness import StalenessLimit
 from .stop_rules import StopRuleName, trains_as_started
@@ -60,6 +61,39 @@ class PoolState:
     ledger: Ledger
 
 
+class PoolWatch:
+    """What is told what the pool does with prompt groups: each term of the ledger, group by group. This one looks away.
+
+    What is thrown away is told too, beside the end of the group or the place where it waits again.
+    """
+
+    def drawn(self, groups: Sequence[PromptGroup]) -> None:
+        """They are new, drawn from the data or again for a retired group."""
+
+    def group_ended(self, group: PromptGroup, outcome: GroupOutcome) -> None:
+        """It has ended in a round: valid, filtered or failed."""
+
+    def discarded(self, group: PromptGroup, tokens: int) -> None:
+        """So many generated tokens of it are thrown away; it starts again, or is retired."""
+
+    def trained(self, groups: Sequence[PromptGroup]) -> None:
+        """They are the batch of a step."""
+
+    def retired(self, groups: Sequence[PromptGroup]) -> None:
+        """They are given up."""
+
+    def check(self, held: Collection[PromptGroup], ledger: Ledger, *, deferred: int) -> None:
+        """The ledger closes: see that the watch's own account does.
+
+        Args:
+            held: all groups of the pool.
+            deferred: groups beyond these, that are drawn and held back.
+
+        Raises:
+            LedgerError: if it does not.
+        """
+
+
 def training_order(summary: RoundSummary, stop_rule: StopRuleName) -> list[GroupOutcome]:
     """The valid groups of a round, those to be trained on first in front."""
     valid = summary.ended(Verdict.VALID)
@@ -73,24 +107,27 @@ class PromptPool:
     """Prompt groups between rounds, and the ledger.
 
     Args:
-        over_sampling: how many groups to hold, and to draw at a time.
+        mix: how many groups to hold, and which valid ones make up a batch.
         keeps_tokens: whether interrupted groups keep what they have generated, and go on with it under the next policy.
         stop_rule: decides the order in which valid groups are trained.
         staleness: how old trained tokens may be.
         new_uid: names a group whose prompt is tried again.
+        watches: are told what becomes of groups.
     """
 
     def __init__(
         self,
         *,
-        over_sampling: OverSampling,
+        mix: Mix,
         keeps_tokens: bool,
         stop_rule: StopRuleName,
         staleness: StalenessLimit,
         new_uid: Callable[[], str],
+        watches: Collection[PoolWatch] = (),
     ) -> None:
-        self._over_sampling = over_sampling
-        self._target = over_sampling.target_valid_groups
+        self._watches = watches
+        self._mix = mix
+        self._target = mix.over_sampling.target_valid_groups
         self._keeps_tokens = keeps_tokens
         self._stop_rule = stop_rule
         self._staleness = staleness
@@ -103,6 +140,11 @@ class PromptPool:
         self._unfit: frozenset[str] = frozenset()  # of a checkpoint: to be retired before the next round
         self._retired_tok = self._lost_loops = 0  # since a round was settled
         self.ledger = Ledger()
+
+    @property
+    def carried(self) -> Sequence[CarriedGroup]:
+        """Valid groups that are not trained, those of the oldest policy first."""
+        return tuple(self._carried)
 
     @property
     def num_carried(self) -> int:
@@ -118,26 +160,32 @@ class PromptPool:
         return tuple((carried.uid, carried.oldest_version) for carried in self._carried)
 
     @property
+    def held(self) -> Collection[PromptGroup]:
+        """All groups, those of a round that goes on included."""
+        carried = [carried.group for carried in self._carried]
+        return [*self._waiting, *self._buffered, *self._in_round.values(), *carried]
+
+    @property
     def group_sizes(self) -> set[int]:
         """Trajectories of a group, over all groups that are held [count]."""
-        unfinished = [*self._waiting, *self._buffered]
-        carried = [one.group for one in self._carried]
-        return {len(group.trajectories) for group in unfinished + carried}
+        return {len(group.trajectories) for group in self.held}
 
     @property
     def buffered(self) -> Sequence[PromptGroup]:
         return tuple(self._buffered)
 
     @property
-    def at_hand(self) -> AtHand:
-        """Groups that can still be trained on."""
-        unfinished = [*self._waiting, *self._buffered, *self._in_round.values()]
-        certain = sum(group.is_certain for group in unfinished)
-        return AtHand(certain=len(self._carried) + certain, open=len(unfinished) - certain)
+    def at_hand(self) -> Mapping[str, AtHand]:
+        """Groups that can still be trained on, by their part of the mix."""
+        part_of, unfinished = self._mix.part_of, [*self._waiting, *self._buffered, *self._in_round.values()]
+        certain = Counter(part_of(carried.group) for carried in self._carried)
+        certain.update(part_of(group) for group in unfinished if group.is_certain)
+        still_open = Counter(part_of(group) for group in unfinished if not group.is_certain)
+        return {part: AtHand(certain=certain[part], open=still_open[part]) for part in certain | still_open}
 
-    def missing_for_round(self) -> int:
-        """How many to draw before a round opens [groups]."""
-        return self._over_sampling.missing(self.at_hand)
+    def missing_for_round(self) -> dict[str, int]:
+        """How many to draw of each part before a round opens [groups]."""
+        return self._mix.missing(self.at_hand)
 
     def add_drawn(self, groups: Sequence[PromptGroup], *, held_back: int = 0) -> None:
         """Take in new prompts.
@@ -146,6 +194,8 @@ class PromptPool:
             held_back: how many more the source holds back than before it was asked for these [groups].
         """
         self.ledger.drawn += len(groups) + held_back
+        for watch in self._watches:
+            watch.drawn(groups)
         self._waiting.extend(groups)
 
     @property
@@ -179,20 +229,23 @@ class PromptPool:
         """
         summary = self.take_back(summary, unfinished)
         assert len(self._carried) >= self._target, "settled a round that has not reached its target"
-        return replace(summary, trained_uids=self._train(self.carried_uids[: self._target]))
+        trained = self._train(self._mix.take(self._carried))
+        assert len(trained) == self._target, "a mix has taken another number of groups than a batch has"
+        return replace(summary, trained_uids=trained)
 
     def take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> RoundSummary:
         """Account for a closed round, and choose nothing to train on. As `settle`."""
         self._places = {uid: place for place, uid in enumerate(self._in_round)}
         summary = self._take_ended(summary)
-        redrawn = [self._in_round.pop(outcome.prompt_uid) for outcome in summary.ended(Verdict.REDRAWN)]
-        redrawn_tok = sum(sum(outcome.response_lens_tok) for outcome in summary.ended(Verdict.REDRAWN))
+        redrawn, discarded_tok = [], 0
+        for outcome in summary.ended(Verdict.REDRAWN):
+            redrawn.append(group := self._in_round.pop(outcome.prompt_uid))
+            group.restart()
+            discarded_tok += self._discard(group, sum(outcome.response_lens_tok))
         requeued = self._take_back(summary, unfinished)
         lost = list(self._in_round.values())
         self._in_round.clear()
-        discarded_tok = redrawn_tok + sum(group.restart() for group in requeued + lost)
-        for group in redrawn:
-            group.restart()
+        discarded_tok += sum(self._discard(group, group.restart()) for group in requeued + lost)
         self._queue_again([*lost, *requeued, *redrawn])
         return replace(
             summary,
@@ -215,6 +268,8 @@ class PromptPool:
     def _train(self, uids: Iterable[str]) -> tuple[str, ...]:
         groups = self._take_carried(set(uids))
         self.ledger.trained += len(groups)
+        for watch in self._watches:
+            watch.trained([carried.group for carried in groups])
         return tuple(carried.uid for carried in groups)
 
     def _take_carried(self, uids: Collection[str]) -> list[CarriedGroup]:
@@ -224,11 +279,15 @@ class PromptPool:
 
     def check_ledger(self, *, deferred: int = 0) -> dict[str, int]:
         """All terms of the ledger; see `Ledger.check`. Groups of a round that goes on count as waiting."""
-        return self.ledger.check(
+        terms = self.ledger.check(
             waiting=len(self._waiting) + len(self._in_round),
             buffered=len(self._buffered) + len(self._carried),
             deferred=deferred,
         )
+        held = self.held
+        for watch in self._watches:
+            watch.check(held, self.ledger, deferred=deferred)
+        return terms
 
     def state(self) -> PoolState:
         assert not self._in_round, "a checkpoint is taken between rounds"
@@ -263,10 +322,13 @@ class PromptPool:
         resumed = sum(self._in_round[uid].age > 0 for uid in summary.start_order)
         valid, filtered = training_order(summary, self._stop_rule), summary.ended(Verdict.FILTERED)
         failed = summary.ended(Verdict.FAILED)
-        self._carried += [CarriedGroup.of(self._in_round.pop(outcome.prompt_uid), outcome) for outcome in valid]
+        for outcome in valid + filtered + failed:
+            group = self._in_round.pop(outcome.prompt_uid)
+            for watch in self._watches:
+                watch.group_ended(group, outcome)
+            if outcome.verdict is Verdict.VALID:
+                self._carried.append(CarriedGroup.of(group, outcome))
         self._carried.sort(key=lambda carried: carried.oldest_version)
-        for outcome in filtered + failed:
-            del self._in_round[outcome.prompt_uid]
         self.ledger.filtered += len(filtered)
         self.ledger.failed += len(failed)
         retired_tok, lost_loops, self._retired_tok, self._lost_loops = self._retired_tok, self._lost_loops, 0, 0
@@ -321,13 +383,24 @@ class PromptPool:
         ]
         uids = {group.uid: None for group in groups}
         self._lost_loops += sum(group.lost_loops for group in groups)
-        self._retired_tok += sum(carried.generated_tok for carried in self._take_carried(uids))
+        self._retired_tok += sum(self._discard(one.group, one.generated_tok) for one in self._take_carried(uids))
         self._buffered = [group for group in self._buffered if group.uid not in uids]
         again = [group.again(self._new_uid(), step=step) for group in groups]
         self.ledger.retired += len(groups)
         self.ledger.drawn += len(again)
+        for watch in self._watches:
+            watch.retired(groups)
+        for watch in self._watches:
+            watch.drawn(again)
         places = [self._places.get(uid, -1) for uid in uids]  # those carried for longer come first
         self._places.update(zip((group.uid for group in again), places, strict=True))
         self._queue_again(again)
-        self._retired_tok += sum(group.restart() for group in groups)
+        self._retired_tok += sum(self._discard(group, group.restart()) for group in groups)
         return [*uids]
+
+    def _discard(self, group: PromptGroup, tokens: int) -> int:
+        """Returns the tokens."""
+        if tokens:
+            for watch in self._watches:
+                watch.discarded(group, tokens)
+        return tokens

@@ -11,17 +11,20 @@ The coordinator actor holds the current round and turns what changed into events
 
 A fresh group waits while those that have begun may already fill every step in which they can be trained: what is begun
 beyond that would become too stale, however soon it ended.
+
+With quotas a batch is made of parts, and the rule is met when it is for each part (`round_parts.py`).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar
 
 from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AtHand
-from .round_groups import WAITING, GroupState, RoundGroups, WaitingGroup
+from .round_groups import WAITING, GroupState, RoundGroups, Startable, WaitingGroup
+from .round_parts import ALL, Quota, RoundPart
 from .stop_rules import StopRule, StopRuleName, rule_of
 from .summed import Summed
 
@@ -55,15 +58,23 @@ class RoundSpec:
     most_trainable: int | None = None
     valid_share: float = 1.0  # of the groups whose verdict is open, expected [0-1]
     counted_share: float = 1.0  # what one of these counts when prompts are asked for [0-1]
+    quotas: Mapping[str, Quota] | None = None  # of the batch, by the source of its groups; None = there are none
+
+    @property
+    def parts(self) -> Mapping[str, Quota]:
+        if self.quotas is not None:
+            return self.quotas
+        names = ("target_valid_groups", "carried_valid_groups", "most_trainable", "valid_share", "counted_share")
+        return {ALL: Quota(**{name: getattr(self, name) for name in names})}
 
     @property
     def validates(self) -> bool:
         return self.stop_rule is None
 
-    def make_rule(self) -> StopRule | None:
+    def make_rule(self, quota: Quota) -> StopRule | None:
         if self.stop_rule is None:
             return None
-        return rule_of(self.stop_rule, self.target_valid_groups - self.carried_valid_groups)
+        return rule_of(self.stop_rule, quota.target_valid_groups - quota.carried_valid_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +113,11 @@ class Round:
     def __init__(self, spec: RoundSpec) -> None:
         self.round_id = spec.round_id
         self._spec = spec
-        self._rule = spec.make_rule()
-        self._valid = spec.carried_valid_groups
+        self._parts = {name: RoundPart(quota, spec.make_rule(quota)) for name, quota in spec.parts.items()}
         self._groups = RoundGroups(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
         self._must_finish = set(spec.must_finish)
         self._start_order: list[str] = []
-        self._outcomes: list[GroupOutcome] = []
+        self._ended: list[tuple[str, GroupOutcome]] = []  # with their parts
         self.is_stopped = False  # never reverts
         self._update()
 
@@ -118,7 +128,7 @@ class Round:
 
     @property
     def _is_rule_met(self) -> bool:
-        return self._rule is not None and self._rule.is_met and not self._must_finish
+        return all(part.is_filled for part in self._parts.values()) and not self._must_finish
 
     @property
     def num_waiting(self) -> int:
@@ -129,51 +139,51 @@ class Round:
         return self._groups.num(GroupState.RUNNING)
 
     @property
-    def at_hand(self) -> AtHand:
-        """Groups that are valid or can still become so."""
-        certain = self._groups.num_certain
-        return AtHand(certain=self._valid + certain, open=self.num_waiting + self.num_running - certain)
+    def at_hand(self) -> Mapping[str, AtHand]:
+        """Groups of each part that are valid or can still become so."""
+        return {name: self._at_hand(name, *GroupState) for name in self._parts}
+
+    def _at_hand(self, name: str, *states: GroupState) -> AtHand:
+        """Groups of a part that are valid, or in these states."""
+        unfinished = self._groups.num(*states, part=name)
+        return self._parts[name].at_hand(unfinished=unfinished, certain=self._groups.num_certain(name))
 
     @property
     def wants_prompts(self) -> bool:
-        """Whether the target cannot be reached, or is not expected to be, with the groups at hand."""
-        if self._rule is None or self.is_halted:
+        """Whether a target cannot be reached, or is not expected to be, with the groups at hand."""
+        if self._spec.validates or self.is_halted:
             return False
-        return self.at_hand.expected_valid(self._spec.counted_share) < self._spec.target_valid_groups
+        return any(self._parts[name].wants_prompts(at_hand) for name, at_hand in self.at_hand.items())
 
     @property
     def may_start(self) -> bool:
         """Whether a waiting group may start now, on some worker."""
-        return self._groups.num(*self._startable) > 0
+        return self._groups.num_of(self._startable) > 0
 
     def may_start_on(self, worker: int) -> bool:
         """Whether this worker may take one."""
         return self._groups.next_for(worker, self._startable) is not None
 
     @property
-    def _startable(self) -> Sequence[GroupState]:
-        """States of the waiting groups that may start now."""
+    def _startable(self) -> Startable:
+        """The waiting groups that may start now. Fresh ones of a part that has too few come before those of another."""
         if self.is_halted or not self._groups.has_capacity:
-            return ()
-        return WAITING if self._can_be_trained else (GroupState.BEGUN,)
+            return {}
+        startable = {(GroupState.BEGUN, name): 0 for name in self._parts}
+        for name, part in self._parts.items():
+            begun = self._at_hand(name, GroupState.RUNNING, GroupState.BEGUN)
+            if (part.quota.begins_ahead or not part.is_filled) and self._can_be_trained(part, begun):
+                startable[GroupState.FRESH, name] = 2 if part.is_ahead(begun) else 1
+        return startable
 
-    @property
-    def _can_be_trained(self) -> bool:
-        """Whether one more group can be trained in time, if all that have begun are."""
-        if self._spec.most_trainable is None:
-            return True
-        begun, certain = self._num_begun, self._groups.num_certain
-        at_hand = AtHand(certain=self._valid + certain, open=max(0, begun - certain))
-        return at_hand.most_valid(self._spec.valid_share) + 1 <= self._spec.most_trainable
-
-    @property
-    def _num_begun(self) -> int:
-        """Groups that run, or wait and have begun before."""
-        return self._groups.num(GroupState.RUNNING, GroupState.BEGUN)
+    def _can_be_trained(self, part: RoundPart, begun: AtHand) -> bool:
+        """Whether one more group of a part can be trained in time, if all that have begun are."""
+        return part.can_be_trained(begun)
 
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
         """Add waiting groups, in order of start."""
-        self._groups.add(groups)
+        for group in groups:
+            self._groups.add([group], part=ALL if self._spec.quotas is None else group.source)
         self._update()
 
     def take(self, worker: int) -> str | None:
@@ -181,8 +191,8 @@ class Round:
         uid = self._groups.start(worker, self._startable)
         if uid is not None:
             self._start_order.append(uid)
-            if self._rule is not None:
-                self._rule.on_start(uid)
+            if (rule := self._parts[self._groups.part_of(uid)].rule) is not None:
+                rule.on_start(uid)
         return uid
 
     def note(self, uid: str, event: GroupEvent) -> None:
@@ -201,26 +211,29 @@ class Round:
         """Record that a running group has ended. A second report of a group is ignored."""
         if outcome.prompt_uid not in self._groups:
             return
+        name = self._groups.part_of(outcome.prompt_uid)
         self._groups.remove(outcome.prompt_uid)
         self._must_finish.discard(outcome.prompt_uid)
-        self._outcomes.append(outcome)
-        self._valid += outcome.verdict is Verdict.VALID
-        if self._rule is not None:
-            self._rule.on_end(outcome.prompt_uid, outcome.verdict)
+        self._ended.append((name, outcome))
+        part = self._parts[name]
+        part.valid += outcome.verdict is Verdict.VALID
+        if part.rule is not None:
+            part.rule.on_end(outcome.prompt_uid, outcome.verdict)
         self._update()
 
-    def count_ended(self) -> EndedGroups:
-        """How groups have ended so far."""
-        verdicts = Counter(outcome.verdict for outcome in self._outcomes)
-        failed = [outcome for outcome in self._outcomes if outcome.verdict is Verdict.FAILED]
+    def count_ended(self, part: str = ALL) -> EndedGroups:
+        """How groups have ended so far, of all parts or of one."""
+        outcomes = [outcome for own, outcome in self._ended if part in (ALL, own)]
+        verdicts = Counter(outcome.verdict for outcome in outcomes)
+        failed = [outcome for outcome in outcomes if outcome.verdict is Verdict.FAILED]
         return EndedGroups(
             valid=verdicts[Verdict.VALID],
             filtered=verdicts[Verdict.FILTERED],
             set_aside=verdicts[Verdict.SET_ASIDE],
             failed=Counter(outcome.reason for outcome in failed),
             causes=CauseCounts().count(failed),
-            scored_trajectories=sum(outcome.scored for outcome in self._outcomes),
-            failed_trajectories=sum(outcome.failed for outcome in self._outcomes),
+            scored_trajectories=sum(outcome.scored for outcome in outcomes),
+            failed_trajectories=sum(outcome.failed for outcome in outcomes),
         )
 
     def close(self) -> RoundSummary:
@@ -228,7 +241,8 @@ class Round:
         return RoundSummary(
             round_id=self.round_id,
             outcomes=tuple(
-                replace(one, verdict=Verdict.REDRAWN) if self._starts_again(one) else one for one in self._outcomes
+                replace(outcome, verdict=Verdict.REDRAWN) if self._starts_again(part, outcome) else outcome
+                for part, outcome in self._ended
             ),
             start_order=tuple(self._start_order),
             never_started=self._groups.uids(*WAITING),
@@ -236,13 +250,14 @@ class Round:
             waiting_for_calls_max=self._groups.in_calls_max,
         )
 
-    def _starts_again(self, outcome: GroupOutcome) -> bool:
-        if self._rule is None or not self._spec.draws_again or outcome.verdict not in JUDGED:
+    def _starts_again(self, part: str, outcome: GroupOutcome) -> bool:
+        rule = self._parts[part].rule
+        if rule is None or not self._spec.draws_again or outcome.verdict not in JUDGED:
             return False
-        return not self._rule.has_counted(outcome.prompt_uid)
+        return not rule.has_counted(outcome.prompt_uid)
 
     def _update(self) -> None:
-        if self._rule is None:
+        if self._spec.validates:
             has_ended = bool(self._start_order) and not self.num_running and not self.num_waiting
         else:
             has_ended = self._is_rule_met and not (self._spec.drains and self.num_running)

@@ -2,17 +2,19 @@
 
     add -> BEGUN | FRESH  --start-->  RUNNING  --remove--> gone: its outcome is the round's
 
-Waiting groups stand in lines, in the order in which they were added: one line for each state and home. A worker starts
-begun groups first, then fresh ones. It takes a group whose agent loop rests on another worker only if it has no other
+Waiting groups stand in lines, in the order in which they were added: one line for each state, part and home. A worker
+starts those of the lowest rank first. It takes a group whose agent loop rests on another worker only if it has no other
 one, and if that loop can be replayed.
 """
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
 from typing import Any
+
+from .round_parts import ALL
 
 
 class GroupState(StrEnum):
@@ -24,6 +26,9 @@ class GroupState(StrEnum):
 
 
 WAITING = (GroupState.BEGUN, GroupState.FRESH)  # in the order in which they start
+
+# The waiting groups that may start, by state and part -> rank: those of a lower one start first.
+Startable = Mapping[tuple[GroupState, str], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,7 @@ class WaitingGroup:
     is_bound: bool = False  # some of those can only go on there
     content: Any = None  # what a lane needs to run it; opaque to core, see `parking.py`
     ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
+    source: str = ""  # see `PromptGroup.source`
 
     @property
     def state(self) -> GroupState:
@@ -49,6 +55,7 @@ class WaitingGroup:
 class _Entry:
     """A group of the round, and where it is."""
 
+    part: str
     state: GroupState
     is_certain: bool
     unfinished: int  # trajectories
@@ -60,6 +67,7 @@ class _Line:
     """Which waiting groups stand in one line; only the home's worker takes those that are bound to it."""
 
     state: GroupState
+    part: str
     home: int | None
     is_bound: bool
 
@@ -77,18 +85,25 @@ class RoundGroups:
         self._entries: dict[str, _Entry] = {}  # waiting ones as added, running ones as started
         self._lines: dict[_Line, deque[tuple[int, str]]] = {}  # (position in the order of all, uid)
         self._order = count()
-        self._num: Counter[GroupState] = Counter()
+        self._num: Counter[tuple[GroupState, str]] = Counter()  # by part
+        self._certain: Counter[str] = Counter()
         self._unfinished = self._in_calls = 0  # trajectories of running groups
-        self.num_certain = 0
         self.in_calls_max = 0  # most that waited for calls at once [trajectories]
 
     def __contains__(self, uid: str) -> bool:
         """Whether it runs."""
         return uid in self._entries and self._entries[uid].state is GroupState.RUNNING
 
-    def num(self, *states: GroupState) -> int:
-        """Groups in these states."""
-        return sum(self._num[state] for state in states)
+    def num(self, *states: GroupState, part: str | None = None) -> int:
+        """Groups in these states; None = of any part."""
+        return sum(count for (state, own), count in self._num.items() if state in states and part in (None, own))
+
+    def num_certain(self, part: str) -> int:
+        """Groups of a part that are sure to be valid."""
+        return self._certain[part]
+
+    def part_of(self, uid: str) -> str:
+        return self._entries[uid].part
 
     def uids(self, *states: GroupState) -> tuple[str, ...]:
         """Of groups in these states: waiting ones in the order in which they were added, running ones as started."""
@@ -104,26 +119,30 @@ class RoundGroups:
     def resize(self, *, pool_size: int | None, most_unfinished: int | None) -> None:
         self._pool_size, self._most_unfinished = pool_size, most_unfinished
 
-    def add(self, groups: Iterable[WaitingGroup]) -> None:
-        """Add waiting groups, in order of start."""
+    def add(self, groups: Iterable[WaitingGroup], part: str = ALL) -> None:
+        """Add waiting groups of a part, in order of start."""
         for group in groups:
             state = group.state
-            entry = _Entry(state=state, is_certain=group.is_certain, unfinished=group.unfinished)
+            entry = _Entry(part=part, state=state, is_certain=group.is_certain, unfinished=group.unfinished)
             self._entries[group.prompt_uid] = entry
-            self._num[state] += 1
-            self.num_certain += group.is_certain
+            self._num[state, part] += 1
+            self._certain[part] += group.is_certain
             is_bound = group.home is not None and group.is_bound
-            line = self._lines.setdefault(_Line(state, group.home, is_bound), deque())
+            line = self._lines.setdefault(_Line(state, part, group.home, is_bound), deque())
             line.append((next(self._order), group.prompt_uid))
 
-    def next_for(self, worker: int, states: Collection[GroupState]) -> str | None:
-        """The group of these waiting states that this worker starts next; None if it may take none of them."""
-        line = self._next_line(worker, states)
+    def num_of(self, startable: Startable) -> int:
+        """Groups that may start."""
+        return sum(self._num[kind] for kind in startable)
+
+    def next_for(self, worker: int, startable: Startable) -> str | None:
+        """The group that this worker starts next, of those that may start; None if it may take none of them."""
+        line = self._next_line(worker, startable)
         return None if line is None else self._lines[line][0][1]
 
-    def start(self, worker: int, states: Collection[GroupState]) -> str | None:
-        """Let this worker run the next group of these states; None if it may take none of them."""
-        line = self._next_line(worker, states)
+    def start(self, worker: int, startable: Startable) -> str | None:
+        """Let this worker run `next_for`; None if there is none."""
+        line = self._next_line(worker, startable)
         if line is None:
             return None
         _, uid = self._lines[line].popleft()
@@ -131,8 +150,8 @@ class RoundGroups:
             del self._lines[line]
         entry = self._entries.pop(uid)
         self._unfinished += entry.unfinished
-        self._num[entry.state] -= 1
-        self._num[GroupState.RUNNING] += 1
+        self._num[entry.state, entry.part] -= 1
+        self._num[GroupState.RUNNING, entry.part] += 1
         entry.state = GroupState.RUNNING
         self._entries[uid] = entry
         return uid
@@ -158,20 +177,20 @@ class RoundGroups:
         """A running group is sure to be valid."""
         if uid in self and not self._entries[uid].is_certain:
             self._entries[uid].is_certain = True
-            self.num_certain += 1
+            self._certain[self._entries[uid].part] += 1
 
     def remove(self, uid: str) -> None:
         """A running group is over."""
         entry = self._entries.pop(uid)
-        self._num[GroupState.RUNNING] -= 1
+        self._num[GroupState.RUNNING, entry.part] -= 1
         self._unfinished -= entry.unfinished
         self._in_calls -= entry.in_calls
-        self.num_certain -= entry.is_certain
+        self._certain[entry.part] -= entry.is_certain
 
-    def _next_line(self, worker: int, states: Collection[GroupState]) -> _Line | None:
+    def _next_line(self, worker: int, startable: Startable) -> _Line | None:
         """The line whose first group this worker starts next."""
-        lines = [line for line in self._lines if line.state in states]
+        lines = [line for line in self._lines if (line.state, line.part) in startable]
         near = [line for line in lines if line.home in (None, worker)]
         far = [line for line in lines if not line.is_bound]
 
-        return min(near or far, key=lambda line: (WAITING.index(line.state), self._lines[line][0]), default=None)
+        return min(near or far, key=lambda line: (startable[line.state, line.part], self._lines[line][0]), default=None)

@@ -174,6 +174,11 @@ class PromptGroup:
     parked: Any = None  # where its tokens are, if they are not here; opaque to core
 
     @property
+    def source(self) -> str:
+        """Of which data the prompt is: verl's column `data_source`."""
+        return str(self.prompt.get("data_source", ""))
+
+    @property
     def age(self) -> int:
         return max(trajectory.age for trajectory in self.trajectories)
 

@@ -17,6 +17,7 @@ VALIDATION_FAILED = "val-aux/failed_trajectories"  # this recipe's, beside verl'
 PREFIX = "async_dapo/"  # of the metrics that verl does not have
 LEDGER = PREFIX + "ledger/"
 LEDGER_TERMS = ("drawn", "trained", "filtered", "failed", "retired", "waiting", "deferred", "buffered")
+SOURCE = PREFIX + "source/"  # of a mix of data sets; NAME/term follows
 TRAINED_GROUPS = PREFIX + "round/trained_groups"
 REJECTED_RATIO = PREFIX + "filter/rejected_ratio"
 STOP_LATENCY_S = PREFIX + "early_stop/stop_latency_s"

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
@@ -26,6 +26,7 @@ from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AtHand
 from ..core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ..core.round_groups import WaitingGroup
+from ..core.round_parts import ALL
 from ..runtime.logs import show_logs
 
 logger = logging.getLogger(__name__)
@@ -151,14 +152,14 @@ class EarlyStoppingCoordinator:
                 current.state.note(prompt_uid, event)
             current.wake_taker()
 
-    async def at_hand(self, round_id: str) -> AtHand:
-        """Groups that are valid or can still become so."""
+    async def at_hand(self, round_id: str) -> Mapping[str, AtHand]:
+        """Groups of each part that are valid or can still become so."""
         return self._get(round_id).state.at_hand
 
-    async def count_ended(self, round_id: str) -> EndedGroups:
-        """How the groups of the round have ended so far."""
+    async def count_ended(self, round_id: str, part: str = ALL) -> EndedGroups:
+        """How the groups of the round have ended so far, of all parts or of one."""
         current = self._find(round_id)
-        return EndedGroups() if current is None else current.state.count_ended()
+        return EndedGroups() if current is None else current.state.count_ended(part)
 
     async def should_stop_generation(self) -> bool:
         return self._round is None or self._round.stopped.is_set()

@@ -116,6 +116,7 @@ def ticket_of(group: PromptGroup) -> WaitingGroup:
         content=pickle.dumps(group, protocol=5) if place is None else place,  # the group, or where it is
         ages=() if place is None else _ages(group),
         has_begun=group.has_started,
+        source=group.source,
         oldest_version=min(group.versions(), default=None),
         home=next((suspension.worker for suspension in group.suspensions()), None),
         is_bound=any(one.suspension is not None and not one.is_replayable for one in group.trajectories),

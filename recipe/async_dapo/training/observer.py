@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 
+from ..core.pool import PoolWatch
 from ..core.staleness import VersionShares
 from ..core.trajectory import PromptGroup
 from ..rollout.reports import RoundRecord
 
 
-class Observer:
-    """Looks at rounds, adds metrics to steps, and may keep a state over them. The base looks at nothing."""
+class Observer(PoolWatch):
+    """Looks at rounds, and at what the pool does with each group, adds metrics to steps, and may keep a state over
+    them. The base looks at nothing.
+    """
 
     def ended(self, record: RoundRecord, groups: Mapping[str, PromptGroup]) -> None:
         """Groups have ended, and others come back with what they have generated: the pool takes them next, and then

@@ -19,10 +19,11 @@ from ..config.options import AsyncDAPOConfig, S
 from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.ledger import check_batch
-from ..core.outcome import JUDGED, EndedGroups, Verdict
+from ..core.outcome import EndedGroups, Verdict
 from ..core.policy_health import Figure, PolicyHealth
 from ..core.pool import PromptPool
 from ..core.round import RoundSpec
+from ..core.round_parts import ALL
 from ..core.staleness import StalenessLimit, VersionShares
 from ..core.trajectory import PromptGroup
 from ..record import keys
@@ -34,7 +35,7 @@ from .checkpoints import RolloutState
 from .metrics import round_metrics
 from .observer import Observer
 from .recorder import load_recorder
-from .source import Loader, Source
+from .source import Loader, Rows, Source
 from .tracking import log_concurrency
 
 logger = logging.getLogger(__name__)
@@ -59,11 +60,14 @@ FIGURES = (
 )
 
 
-def too_many_batches(ended: EndedGroups, options: AsyncDAPOConfig, collapse: str | None = None) -> ConfigError:
+def too_many_batches(
+    ended: EndedGroups, options: AsyncDAPOConfig, collapse: str | None = None, part: str = ALL
+) -> ConfigError:
     """`max_num_gen_batches` is reached.
 
     Args:
         collapse: that the policy has collapsed, in words.
+        part: of the mix, whose groups are too few.
     """
     limit = options.filter.max_num_gen_batches
     if ended.num_failed > max(ended.filtered, ended.set_aside):
@@ -75,11 +79,12 @@ def too_many_batches(ended: EndedGroups, options: AsyncDAPOConfig, collapse: str
     else:
         cause = "the task is too easy, too hard, or the reward is constant"
         cause += "; raise the limit (0 = none) or change the data"
+    whose = f"of the data source {part!r}, it " if part != ALL else ""
+    wanted = f"{options.target_valid_groups}" if part == ALL else "its share of"
     return ConfigError(
         "algorithm.filter_groups.max_num_gen_batches",
         limit,
-        f"drew {limit} batches and still has fewer than {options.target_valid_groups} valid groups; groups ended as "
-        f"{ended}: {cause}",
+        f"{whose}drew {limit} batches and still has fewer than {wanted} valid groups; groups ended as {ended}: {cause}",
     )
 
 
@@ -115,16 +120,22 @@ class RoundReplayBuffer(ReplayBuffer):
     Args:
         options: the recipe's options.
         draw: draws that many prompts from the data loader.
+        data: the rows that it draws from.
     """
 
-    def __init__(self, options: AsyncDAPOConfig, draw: Callable[[int], list[PromptGroup]]) -> None:
+    def __init__(
+        self, options: AsyncDAPOConfig, draw: Callable[[int], list[PromptGroup]], data: Rows | None = None
+    ) -> None:
         self._options = options
-        self.source: Source = Loader(draw)
+        self.source: Source = Loader(draw, data)
         self.observers: dict[str, Observer] = {}  # by their extensions
         self._manager: AsyncDAPOAgentLoopManager | None = None
-        self._num_gen_batches = Fraction(0)
+        self._num_gen_batches: dict[str, Fraction] = {}  # of the step, by part of the mix
         self._has_opened = False
-        self._over_sampling = options.over_sampling()
+        for name in options.extensions:
+            self._plug_in(name)
+        self._mix = self.source.mix(options.over_sampling())
+        self._over_sampling = self._mix.over_sampling
         self._round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
         self.recorder = load_recorder(options.recorder)
@@ -133,14 +144,13 @@ class RoundReplayBuffer(ReplayBuffer):
         self.health = PolicyHealth(FIGURES, rejected_share=keys.REJECTED_RATIO, skipped=keys.SKIPPED_UPDATE)
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
-            over_sampling=self._over_sampling,
+            mix=self._mix,
             keeps_tokens=options.mixes_versions,
             stop_rule=options.stop_rule,
             staleness=self._staleness,
             new_uid=lambda: str(uuid4()),
+            watches=self.observers.values(),
         )
-        for name in options.extensions:
-            self._plug_in(name)
 
     def _plug_in(self, name: str) -> None:
         """What an extension has here: a source of prompts, which observes, too, or an observer."""
@@ -160,7 +170,7 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def open_round(self, step: int) -> None:
         """Top the pool up to the over-sampling target and start the step's round."""
-        self._num_gen_batches = Fraction(0)
+        self._num_gen_batches = {}
         if not self._has_opened:  # the engines say what capacity they have
             self.manager.open_engines(self._concurrency_state)
             self._has_opened = True
@@ -178,9 +188,9 @@ class RoundReplayBuffer(ReplayBuffer):
         """
         if not goes_on:
             store.forget_groups(self.pool.retire(step), partition_id=store.TRAIN)
-        if missing := self.pool.missing_for_round():
-            self._add_prompts(missing, step)
-            self._num_gen_batches += 1
+        for part, count in self.pool.missing_for_round().items():
+            self._add_prompts(part, count, step)
+            self._count_batches(part, Fraction(1))
         return self.pool.dispatch()
 
     def _spec(self, step: int) -> RoundSpec:
@@ -189,6 +199,7 @@ class RoundReplayBuffer(ReplayBuffer):
             round_id=f"step-{step}",
             carried_valid_groups=self.pool.num_carried,
             must_finish=self.pool.must_finish(step),
+            quotas=self._mix.quotas(self.pool.carried),
         )
 
     def _make_spec(self, kind: type[S], **of_round: Any) -> S:
@@ -230,7 +241,8 @@ class RoundReplayBuffer(ReplayBuffer):
         batch = store.batch_of(sorted(trained_uids), partition_id=store.TRAIN)
         check_batch(batch.keys, trained_uids, groups=self._options.target_valid_groups, n=self._options.rollout_n)
         self.withheld_tok = store.withhold(batch, oldest_version=self._staleness.oldest_trainable(global_steps))
-        versions = VersionShares.of(batch.tags, step=global_steps)
+        uids = (key.split("_")[0] for key in batch.keys)
+        versions = VersionShares.of(batch.tags, step=global_steps, uids=uids)
         self._learn(record, versions)
         metrics = round_metrics(
             record,
@@ -317,8 +329,7 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def _learn(self, record: RoundRecord, versions: VersionShares) -> None:
         """What the next round is sized by."""
-        valid, filtered = (len(record.summary.ended(verdict)) for verdict in JUDGED)
-        self._over_sampling.observe(versions.partial_share, valid=valid, judged=valid + filtered)
+        self._mix.observe(versions.partial_share, record.summary.outcomes)
         self._round_size.observe(record.summary.outcomes)
         self._concurrency_state = record.balancer.concurrency_state
 
@@ -332,18 +343,31 @@ class RoundReplayBuffer(ReplayBuffer):
             raise too_many_failures(ended, self._options)
         if ended.are_hardly_any(self._options.target_valid_groups):
             raise too_many_set_aside(ended, self._options)
-        limit = self._options.filter.max_num_gen_batches
-        if limit and self._num_gen_batches >= limit:
-            collapse = self.health.collapse(ended.valid / max(1, ended.num_scored))
-            raise too_many_batches(ended, self._options, collapse)
-        count = self._over_sampling.groups_to_draw(self.manager.ask("at_hand"))
-        self._add_prompts(count, step)
-        self._num_gen_batches += Fraction(count, self._over_sampling.batch_unit)
+        for part, count in self._mix.to_draw(self.manager.ask("at_hand")).items():
+            self._check_batches(part, ended)
+            self._add_prompts(part, count, step)
+            self._count_batches(part, Fraction(count, self._mix.batch_unit(part)))
         self.manager.add_groups(self.pool.dispatch())
 
-    def _add_prompts(self, count: int, step: int) -> None:
+    def _count_batches(self, part: str, count: Fraction) -> None:
+        self._num_gen_batches = self._num_gen_batches | {part: self._num_gen_batches.get(part, Fraction(0)) + count}
+
+    def _check_batches(self, part: str, ended: EndedGroups) -> None:
+        """
+        Args:
+            ended: of all parts.
+
+        Raises:
+            ConfigError: where no more may be drawn of a part in this step.
+        """
+        limit = self._options.filter.max_num_gen_batches
+        if limit and self._num_gen_batches.get(part, 0) >= limit:
+            collapse = self.health.collapse(ended.valid / max(1, ended.num_scored))
+            raise too_many_batches(self.manager.ask("count_ended", part), self._options, collapse, part)
+
+    def _add_prompts(self, part: str, count: int, step: int) -> None:
         held = self.source.held
-        groups = self.source.draw(count, step)
+        groups = self.source.draw(count, step, part)
         self.pool.add_drawn(groups, held_back=self.source.held - held)
 
     def _sample_validation(self) -> tuple[KVBatchMeta, dict[str, Any]]:

@@ -1,11 +1,8 @@
 """What a simulated step came to, and the mean of steps."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from ...async_dapo.core.outcome import GroupOutcome, Verdict
-from ...async_dapo.core.over_sampling import OverSampling, RoundSize
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
 
@@ -105,20 +102,6 @@ def version_tags(groups: Iterable[PromptGroup]) -> list[VersionTag]:
         for group in groups
         for one in group.trajectories
     ]
-
-
-def observe_round(
-    over_sampling: OverSampling, round_size: RoundSize, outcomes: Sequence[GroupOutcome], *, partial_share: float
-) -> Counter[Verdict]:
-    """As `RoundReplayBuffer` at the end of a round: what the next one is sized by. Returns how groups have ended."""
-    ended = Counter(outcome.verdict for outcome in outcomes)
-    over_sampling.observe(
-        partial_share,
-        valid=ended[Verdict.VALID],
-        judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
-    )
-    round_size.observe(outcomes)
-    return ended
 
 
 def mean_of(steps: Sequence[StepMeasure]) -> StepMeasure:

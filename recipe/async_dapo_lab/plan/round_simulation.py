@@ -7,17 +7,18 @@ load_balancer.py  leases, engines                     -> `fleet.py`
 replay_buffer.py  waits for the stop, draws prompts   -> `_act`
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from ...async_dapo.config.options import AsyncDAPOConfig
 from ...async_dapo.config.values import ConfigError
+from ...async_dapo.core.mix import Mix
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
-from ...async_dapo.core.over_sampling import OverSampling
 from ...async_dapo.core.pool import training_order
 from ...async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ...async_dapo.core.round_groups import WaitingGroup
+from ...async_dapo.core.round_parts import ALL
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.core.trajectory import PromptGroup
 from .fleet import Fleet, VirtualClock
@@ -48,8 +49,8 @@ class RoundSimulation:
         spec: the round to open.
         since_stop_s: from the stop of the last round to the opening of this one [s].
         scenario: has the lengths of prompts and the seconds beside generation.
-        over_sampling: says how many to draw when those at hand are not expected to reach B.
-        draw: draws that many prompts and dispatches them.
+        mix: says how many to draw when those at hand are not expected to reach B.
+        draw: draws that many prompts of each part of the mix and dispatches them.
         on_valid: told every group that is stored for training, while it still has its tokens.
     """
 
@@ -63,12 +64,12 @@ class RoundSimulation:
         spec: RoundSpec,
         since_stop_s: float,
         scenario: Scenario,
-        over_sampling: OverSampling,
-        draw: Callable[[int], Sequence[PromptGroup]],
+        mix: Mix,
+        draw: Callable[[Mapping[str, int]], Sequence[PromptGroup]],
         on_valid: Callable[[PromptGroup], None],
     ) -> None:
         self._options = options
-        self._over_sampling = over_sampling
+        self._mix = mix
         self._habits = habits
         self._step = step
         self._draw = draw
@@ -91,7 +92,7 @@ class RoundSimulation:
         self._unfinished: list[PromptGroup] = []
         self._is_stopped = False
         self._is_filling = False
-        self._gen_batches = Fraction(1)
+        self._gen_batches: Counter[str] = Counter()  # by part, beside those that the round opens with
         self._filtered = 0
         self._refilled = 0
 
@@ -128,25 +129,30 @@ class RoundSimulation:
         if self._round.is_stopped:
             self._stop()
         elif missing := self._prompts_to_draw():
-            limit = self._options.filter.max_num_gen_batches
-            if self._habits.refill is Refill.ON_DEMAND and limit and self._gen_batches >= limit:
-                raise ConfigError(
-                    "algorithm.filter_groups.max_num_gen_batches",
-                    limit,
-                    f"training would end in step {self._step}: {limit} batches of async_dapo.over_sampling_batch_size="
-                    f"{self._over_sampling.batch_unit} do not give {self._options.target_valid_groups} valid "
-                    "groups; raise either",
-                )
-            self._gen_batches += Fraction(missing, self._over_sampling.batch_unit)
+            for part, count in missing.items():
+                self._check_batches(part)
+                self._gen_batches[part] += count
             self._add(self._draw(missing))
 
-    def _prompts_to_draw(self) -> int:
-        batch = self._over_sampling.batch_unit
-        match self._habits.refill:
-            case Refill.ON_DEMAND:
-                return self._over_sampling.groups_to_draw(self._round.at_hand) if self._round.wants_prompts else 0
-            case Refill.NEXT_BATCH:
-                return 0 if self._round.num_running or self._round.num_waiting else batch
+    def _check_batches(self, part: str) -> None:
+        limit, unit = self._options.filter.max_num_gen_batches, self._mix.batch_unit(part)
+        if self._habits.refill is Refill.ON_DEMAND and limit and unit + self._gen_batches[part] >= limit * unit:
+            raise ConfigError(
+                "algorithm.filter_groups.max_num_gen_batches",
+                limit,
+                f"training would end in step {self._step}: {limit} batches of {unit} prompts"
+                f"{f' of {part!r}' if part else ''} do not give enough valid groups for "
+                f"data.train_batch_size={self._options.target_valid_groups}; raise it",
+            )
+
+    def _prompts_to_draw(self) -> dict[str, int]:
+        if self._habits.refill is Refill.ON_DEMAND:
+            return self._mix.to_draw(self._round.at_hand) if self._round.wants_prompts else {}
+        return {ALL: count} if (count := self._count_to_draw()) else {}
+
+    def _count_to_draw(self) -> int:
+        if self._habits.refill is Refill.NEXT_BATCH:
+            return 0 if self._round.num_running or self._round.num_waiting else self._mix.batch_unit(ALL)
         wanted = self._habits.refill_factor * self._filtered - self._refilled
         if self._habits.max_inflight_batches is not None:
             limit = self._habits.max_inflight_batches * self._options.target_valid_groups
@@ -166,6 +172,7 @@ class RoundSimulation:
             unfinished=len(group.unfinished),
             is_certain=group.is_certain,
             has_begun=group.has_started,
+            source=group.source,
         )
 
     def _stop(self) -> None:

@@ -1,17 +1,19 @@
 """Steps of a run: open a round, let it stop, train, update the weights. Plays the trainer and its replay buffer."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ...async_dapo.config.options import AsyncDAPOConfig
+from ...async_dapo.core.mix import Mix
 from ...async_dapo.core.outcome import Verdict
-from ...async_dapo.core.pool import PromptPool
+from ...async_dapo.core.pool import PoolWatch, PromptPool
 from ...async_dapo.core.round import RoundSpec
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
 from .engine import EngineCounters
 from .fleet import Fleet, no_garbage_collection
-from .measures import StepMeasure, observe_round, tokens_by_age, version_tags
+from .measures import StepMeasure, tokens_by_age, version_tags
 from .round_simulation import RoundSimulation, SimulatedRound, take_losses
 from .scenario import Scenario
 from .systems import System, TrainerPasses
@@ -23,10 +25,17 @@ class TrainingRun:
 
     Args:
         fleet: makes the servers; a subclass of `Fleet` can look at them.
+        mix: None = batches of any valid groups.
+        watches: are told what becomes of groups.
     """
 
     def __init__(
-        self, scenario: Scenario, system: System, fleet: Callable[[Scenario, AsyncDAPOConfig], Fleet] = Fleet
+        self,
+        scenario: Scenario,
+        system: System,
+        fleet: Callable[[Scenario, AsyncDAPOConfig], Fleet] = Fleet,
+        mix: Mix | None = None,
+        watches: Collection[PoolWatch] = (),
     ) -> None:
         self._scenario = scenario
         self._habits = system.habits
@@ -35,16 +44,18 @@ class TrainingRun:
         self._fleet.balance.open(self._fleet.loads)
         self._workload = scenario.workload()
         self._trainer = TrainerPasses(scenario, system.habits, self.options)
-        self._over_sampling = self.options.over_sampling()
+        self._mix = mix or Mix(self.options.over_sampling())
+        self._over_sampling = self._mix.over_sampling
         self._round_size = self.options.round_size()
         self._staleness = StalenessLimit(max_staleness=self.options.max_staleness)
         self._retries = 0
         self.pool = PromptPool(
-            over_sampling=self._over_sampling,
+            mix=self._mix,
             keeps_tokens=self.options.keeps_tokens,
             stop_rule=self.options.stop_rule,
             staleness=self._staleness,
             new_uid=self._new_uid,
+            watches=watches,
         )
         self._stored: dict[str, list[VersionTag]] = {}  # valid groups, as in the production store
         self._step = 0
@@ -93,9 +104,10 @@ class TrainingRun:
         missing = self.pool.missing_for_round()
         return self._draw(missing) if missing else self.pool.dispatch()
 
-    def _draw(self, count: int) -> list[PromptGroup]:
-        """The data loader's next prompts: selection by history is not modelled."""
-        self.pool.add_drawn(self._workload.draw(count, self._step))
+    def _draw(self, counts: Mapping[str, int]) -> list[PromptGroup]:
+        """The next prompts of each part of the mix: selection by history is not modelled."""
+        for part, count in counts.items():
+            self.pool.add_drawn(self._workload.draw(count, self._step, part))
         return self.pool.dispatch()
 
     def _simulate(self, groups: Sequence[PromptGroup]) -> SimulatedRound:
@@ -107,8 +119,8 @@ class TrainingRun:
             spec=self._spec(),
             since_stop_s=self._since_stop_s,
             scenario=self._scenario,
-            over_sampling=self._over_sampling,
-            draw=lambda count: self._draw(count),
+            mix=self._mix,
+            draw=lambda counts: self._draw(counts),
             on_valid=self._store,
         )
         with no_garbage_collection():
@@ -124,6 +136,7 @@ class TrainingRun:
             round_id=f"step-{self._step}",
             carried_valid_groups=self.pool.num_carried,
             must_finish=self.pool.must_finish(self._step),
+            quotas=self._mix.quotas(self.pool.carried),
         )
 
     def _store(self, group: PromptGroup) -> None:
@@ -147,7 +160,9 @@ class TrainingRun:
         self._stored = {uid: self._stored[uid] for uid in self.pool.carried_uids}
         versions = VersionShares.of(batch, step=self._step)
         outcomes = simulated.summary.outcomes
-        ended = observe_round(self._over_sampling, self._round_size, outcomes, partial_share=versions.partial_share)
+        ended = Counter(outcome.verdict for outcome in outcomes)
+        self._mix.observe(versions.partial_share, outcomes)
+        self._round_size.observe(outcomes)
         buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
         log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok)
         rollout_s = simulated.rollout_s + self._scenario.stop_s

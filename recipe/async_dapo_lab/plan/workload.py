@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...async_dapo.core.round_parts import ALL
 from ...async_dapo.core.trajectory import PromptGroup, Trajectory
 from .lengths import LengthModel
 
@@ -46,8 +47,8 @@ class Workload:
         self.num_valid = 0  # of these: groups whose metric varies
         self._valid_tok = 0.0  # sum of their mean response lengths
 
-    def draw(self, count: int, step: int) -> list[PromptGroup]:
-        """Fresh groups of the next prompts."""
+    def draw(self, count: int, step: int, part: str = ALL) -> list[PromptGroup]:
+        """Fresh groups of the next prompts, all of one part of a mix where there is one."""
         return [
             PromptGroup(
                 uid=f"prompt-{answers.number}",
@@ -56,10 +57,10 @@ class Workload:
                 drawn_at_step=step,
                 trajectories=[Trajectory(session_id=i) for i in range(self._n)],
             )
-            for answers in self.answers(count)
+            for answers in self.answers(count, part)
         ]
 
-    def answers(self, count: int) -> list[Answers]:
+    def answers(self, count: int, part: str = ALL) -> list[Answers]:
         """Of the next prompts. A sample needs no groups, which take most of the time."""
         drawn = []
         for _ in range(count):

@@ -125,6 +125,7 @@ def _run(section: Section, prefix: str, *, is_alone: bool) -> Iterator[str]:
         yield "".join(_health(run))
         yield "".join(_causes(run))
         yield "".join(_ledger(run))
+        yield "".join(_sources(run))
     yield section.engines
     yield "".join(_what_was_run(run))
     yield "</section>"
@@ -203,6 +204,24 @@ def _ledger(run: Run) -> Iterator[str]:
         yield f'<li><i class="part-{index}"></i>{count} {escape(LEDGER_WORDS[term])}</li>'
     total = " + ".join(str(count) for count in parts.values())
     yield f"</ul><p>{total} = {sum(parts.values())}{'' if closes else ', which is not what was drawn'}</p>"
+
+
+def _sources(run: Run) -> Iterator[str]:
+    """What became of the groups of each data source, and how they were answered."""
+    sources = run.sources()
+    if not sources:
+        return
+    counts = [term for term in keys.LEDGER_TERMS if any(term in own for own in sources.values())]
+    others = sorted({term for own in sources.values() for term in own} - {*counts})
+    drawn, trained = (sum(own.get(term, 0.0) for own in sources.values()) for term in ("drawn", "trained"))
+    rows = []
+    for name, own in sources.items():
+        parts = zip(("drawn", "trained"), (drawn, trained), strict=True)
+        shares = [f"{own.get(term, 0.0) / whole:.1%}" if whole else "" for term, whole in parts]
+        figures = [f"{own[term]:.3g}" if term in own else "" for term in others]
+        rows.append((name, [*shares, *(f"{own.get(term, 0.0):.0f}" for term in counts), *figures]))
+    columns = ["share drawn", "share trained", *counts, *(term.replace("_", " ") for term in others)]
+    yield f"<h3>Where the groups of each source went</h3>{_table('source', columns, rows)}"
 
 
 def _side_by_side(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:

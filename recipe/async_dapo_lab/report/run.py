@@ -123,6 +123,16 @@ class Run(StepMetrics):
         values = {term: self.last(keys.LEDGER + term) for term in keys.LEDGER_TERMS}
         return {term: int(value) for term, value in values.items() if value is not None}
 
+    def sources(self) -> dict[str, dict[str, float]]:
+        """Of each data source of a mix: counts at the end, and means of its other figures after the first step."""
+        found: dict[str, dict[str, float]] = {}
+        for key in sorted({key for values in self.by_step.values() for key in values if key.startswith(keys.SOURCE)}):
+            source, _, term = key.removeprefix(keys.SOURCE).rpartition("/")
+            value = self.last(key) if term in keys.LEDGER_TERMS else self.mean(key)
+            if value is not None:
+                found.setdefault(source, {})[term] = value
+        return found
+
     def idle_ratio(self) -> float | None:
         """Of the time of the rounds and of the most requests that each had in flight [0-1]."""
         rounds_s = self.steady(keys.ROUND_S)

@@ -17,6 +17,7 @@ from math import ceil
 from ...config.options import AsyncDAPOConfig
 from ...config.values import SelectBy
 from ...core.outcome import Verdict
+from ...core.round_parts import ALL
 from ...core.staleness import VersionShares
 from ...core.trajectory import PromptGroup
 from ...rollout.reports import RoundRecord
@@ -63,14 +64,14 @@ class HistorySource(Source):
     def held(self) -> int:
         return len(self._deferred) + self._source.held
 
-    def draw(self, count: int, step: int) -> list[PromptGroup]:
+    def draw(self, count: int, step: int, part: str = ALL) -> list[PromptGroup]:
         """Those whose time has come, and further ones; see `most_looked_at`."""
         groups = [one.group for one in self._deferred.values() if one.until <= step][:count]
         for group in groups:
             del self._deferred[group.key]
         left = self.most_looked_at(count - len(groups))
         while missing := count - len(groups):
-            for group in self._source.draw(missing, step):
+            for group in self._source.draw(missing, step, part):
                 if count - len(groups) < left and self.skips(group):
                     self._defer(group, step)
                 else:

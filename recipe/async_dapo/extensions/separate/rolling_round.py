@@ -12,6 +12,7 @@ from ...core.outcome import GroupOutcome, Verdict
 from ...core.over_sampling import AtHand
 from ...core.round import Round, RoundSpec, RoundSummary
 from ...core.round_groups import WaitingGroup
+from ...core.round_parts import ALL, Quota, RoundPart
 from ...core.stop_rules import WhenTold
 from .deadlines import Deadlines
 
@@ -26,7 +27,7 @@ class RollingSpec(RoundSpec):
     carried: tuple[tuple[str, int], ...] = ()  # valid groups of earlier rounds: (uid, oldest policy version)
     most_begun: int  # valid groups that are expected of those that have begun or are trained just now [groups]
 
-    def make_rule(self) -> WhenTold:
+    def make_rule(self, quota: Quota) -> WhenTold:
         return WhenTold()
 
 
@@ -38,7 +39,6 @@ class RollingRound(Round):
     """
 
     _spec: RollingSpec
-    _rule: WhenTold
 
     def __init__(self, spec: RollingSpec, *, oldest_version: int) -> None:
         self._deadlines = Deadlines(
@@ -56,10 +56,8 @@ class RollingRound(Round):
         """Whether a batch may be handed over now."""
         return not self.is_halted and self._deadlines.next_batch(self._spec.target_valid_groups) is not None
 
-    @property
-    def _can_be_trained(self) -> bool:
-        begun, certain = self._num_begun, self._groups.num_certain
-        at_hand = AtHand(certain=self._valid + certain + self._in_training, open=max(0, begun - certain))
+    def _can_be_trained(self, part: RoundPart, begun: AtHand) -> bool:
+        at_hand = replace(begun, certain=begun.certain + self._in_training)
         is_enough = at_hand.expected_valid(self._spec.counted_share) >= self._spec.most_begun
         return not is_enough and self._deadlines.may_begin(self._oldest_version)
 
@@ -75,6 +73,7 @@ class RollingRound(Round):
         """How much may be under way from now on."""
         self._groups.resize(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
         self._spec = replace(self._spec, most_begun=spec.most_begun, counted_share=spec.counted_share)
+        self._parts[ALL].quota = self._spec.parts[ALL]
 
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
         for group in groups:
@@ -99,16 +98,18 @@ class RollingRound(Round):
         taken = self._deadlines.hand_over(self._spec.target_valid_groups)
         assert taken is not None, "a batch is handed over when there is one"
         self._in_training = len(taken)
-        self._valid -= len(taken)
+        self._parts[ALL].valid -= len(taken)
         under_way = self.num_waiting + self.num_running
         part = replace(
             self.close(), never_started=(), taken_unreported=(), handed_over=tuple(taken), under_way=under_way
         )
-        self._outcomes, self._start_order = [], []
+        self._ended, self._start_order = [], []
         self._groups.forget_in_calls_max()
         return part
 
     def stop(self) -> None:
         """Nothing starts any more."""
-        self._rule.tell()
+        rule = self._parts[ALL].rule
+        assert isinstance(rule, WhenTold)
+        rule.tell()
         self._update()

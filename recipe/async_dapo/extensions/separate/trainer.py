@@ -8,7 +8,6 @@ them under the newest weights.
 """
 
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
@@ -93,7 +92,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
     def _go_on(self, step: int) -> None:
         """Collect the next step's batch."""
         self._step = step
-        self._num_gen_batches = Fraction(0)
+        self._num_gen_batches = {}
         self.manager.add_groups(self._top_up(step, goes_on=True))
         self.manager.ask("resize", self._spec(step))
 

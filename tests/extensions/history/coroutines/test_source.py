@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.config.options import Selection
 from recipe.async_dapo.config.values import SelectBy
+from recipe.async_dapo.core.round_parts import ALL
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.extensions.history.source import HistorySource
 from recipe.async_dapo.record.checkpoint_folder import DamagedCheckpoint
@@ -36,7 +37,7 @@ class Keys(Source):
         self._numbers = counting()
         self.given: list[PromptGroup] = []
 
-    def draw(self, count: int, step: int) -> list[PromptGroup]:
+    def draw(self, count: int, step: int, part: str = ALL) -> list[PromptGroup]:
         groups = [group(next(self._numbers), next(self._keys)) for _ in range(count)]
         self.given += groups
         return groups

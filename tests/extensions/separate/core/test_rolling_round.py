@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from recipe.async_dapo.core.ledger import LedgerError
+from recipe.async_dapo.core.mix import Mix
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
 from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.round_groups import WaitingGroup
+from recipe.async_dapo.core.round_parts import ALL
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
@@ -94,7 +96,7 @@ class Rolling(RuleBasedStateMachine):
 
     def new_pool(self) -> PromptPool:
         return PromptPool(
-            over_sampling=self.over_sampling,
+            mix=Mix(self.over_sampling),
             keeps_tokens=True,
             stop_rule=StopRuleName.FIRST_COMPLETED,
             staleness=StalenessLimit(max_staleness=self.max_staleness),
@@ -123,7 +125,7 @@ class Rolling(RuleBasedStateMachine):
     def top_up(self, *, goes_on: bool) -> list[PromptGroup]:
         if not goes_on:
             self.pool.retire(self.step)
-        self.draw(self.pool.missing_for_round())
+        self.draw(self.pool.missing_for_round().get(ALL, 0))
         return self.pool.dispatch()
 
     def draw(self, count: int) -> None:
@@ -149,7 +151,7 @@ class Rolling(RuleBasedStateMachine):
     @precondition(lambda self: self.round is not None and not self.is_training and self.round.wants_prompts)
     @rule()
     def refill(self) -> None:
-        self.draw(self.over_sampling.groups_to_draw(self.round.at_hand))
+        self.draw(self.over_sampling.groups_to_draw(self.round.at_hand[ALL]))
         self.add(self.pool.dispatch())
 
     @precondition(lambda self: self.round is not None and not self.is_training and self.round.has_batch)
@@ -466,7 +468,7 @@ def test_given_a_group_that_was_interrupted_before_its_first_token_then_it_finds
 
 def pool_with(*uids: str) -> PromptPool:
     pool = PromptPool(
-        over_sampling=OverSampling(target_valid_groups=1, batch_size=None),
+        mix=Mix(OverSampling(target_valid_groups=1, batch_size=None)),
         keeps_tokens=True,
         stop_rule=StopRuleName.FIRST_COMPLETED,
         staleness=StalenessLimit(max_staleness=1),

@@ -1,0 +1,116 @@
+"""`async_dapo.sources`: prompts of one data source at a time, each source in an order of its own.
+
+A source whose groups are rarely valid needs more prompts than its share of the data, another one fewer: the data
+loader's order, which mixes them, would leave ever more prompts of the others behind. So each source is gone through by
+itself, shuffled anew in each pass.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from random import Random
+
+from ...config.options import AsyncDAPOConfig
+from ...config.values import BALANCED, ConfigError
+from ...core.mix import Mix
+from ...core.over_sampling import OverSampling
+from ...core.round_parts import ALL
+from ...core.trajectory import PromptGroup
+from ...training.checkpoints import from_bytes, to_bytes
+from ...training.source import Loader, Rows, Source
+from .mix import SharesState, SourceMix
+
+OPTION = "async_dapo.sources"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadState:
+    """What a checkpoint keeps."""
+
+    shares: SharesState
+    read: dict[str, int]  # prompts drawn of each source
+
+
+def order(rows: Sequence[int], *, source: str, number: int, seed: int | None) -> list[int]:
+    """Of a source's rows in one pass.
+
+    Args:
+        number: of the pass, from 0.
+        seed: None = as they are in the data.
+    """
+    if seed is None:
+        return list(rows)
+    return Random(f"{seed}/{source}/{number}").sample(list(rows), len(rows))
+
+
+class SharedSource(Source):
+    """Draws so many prompts of each data source as its share of the batch takes.
+
+    Args:
+        source: verl's data loader, of whose data rows are drawn past it. A run that goes on from a checkpoint, and has
+            no shares now, draws from it.
+    """
+
+    def __init__(self, options: AsyncDAPOConfig, source: Source) -> None:
+        self._options, self._loader = options, source
+        self._rows: dict[str, list[int]] = {}
+        self._read: dict[str, int] = {}
+        self._mix: SourceMix | None = None
+
+    def mix(self, over_sampling: OverSampling) -> Mix:
+        options = self._options
+        most = options.most_trainable
+        self._mix = SourceMix(
+            over_sampling,
+            carries=options.sources == BALANCED,
+            versions=None if most is None else most // options.target_valid_groups,
+            begins_ahead=options.mixes_versions and not options.drains,
+        )
+        return self._mix
+
+    @property
+    def _data(self) -> Rows:
+        assert isinstance(self._loader, Loader) and self._loader.data is not None, "shares draw from verl's data"
+        return self._loader.data
+
+    def begin(self) -> None:
+        for row, name in enumerate(self._data.sources):
+            self._rows.setdefault(name, []).append(row)
+        assert self._mix is not None, "the mix is asked for before the data are loaded"
+        self._mix.begin(self._shares())
+
+    def _shares(self) -> Mapping[str, Fraction]:
+        asked, there = self._options.sources, self._rows
+        if not isinstance(asked, dict):
+            return _parts({name: Fraction(len(rows)) for name, rows in there.items()})
+        if absent := sorted(asked.keys() - there.keys()):
+            named = ", ".join(map(repr, sorted(there)))
+            raise ConfigError(OPTION, dict(asked), f"the data have no source {absent[0]!r}; theirs are {named}")
+        return _parts({name: Fraction(str(share)) for name, share in asked.items()})
+
+    def draw(self, count: int, step: int, part: str = ALL) -> list[PromptGroup]:
+        if self._mix is None:
+            return self._loader.draw(count, step, part)
+        rows, read = self._rows[part], self._read.get(part, 0)
+        drawn: list[int] = []
+        while len(drawn) < count:
+            number, place = divmod(read + len(drawn), len(rows))
+            pass_ = order(rows, source=part, number=number, seed=self._data.seed)
+            drawn += pass_[place : place + count - len(drawn)]
+        self._read[part] = read + count
+        return self._data.pick(drawn)
+
+    def state(self) -> bytes:
+        return b"" if self._mix is None else to_bytes(ReadState(shares=self._mix.state(), read=dict(self._read)))
+
+    def restore(self, state: bytes) -> None:
+        if self._mix is None:
+            return
+        held = from_bytes(ReadState, state)
+        self._mix.restore(held.shares)
+        self._read = {name: count for name, count in held.read.items() if name in self._rows}
+
+
+def _parts(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    whole = sum(weights.values())
+    return {name: weight / whole for name, weight in weights.items()}

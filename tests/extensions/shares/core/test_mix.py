@@ -1,0 +1,98 @@
+"""Shares: whole numbers of groups, exact in each step or over steps, and what is held, drawn and taken for them."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.over_sampling import AtHand, OverSampling
+from recipe.async_dapo.core.pool import CarriedGroup
+from recipe.async_dapo.extensions.shares.mix import SourceMix, apportion
+
+from ....support.pool_run import fresh_group
+
+SHARES = (
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 100), min_size=1)
+    .map(lambda weights: {name: Fraction(weight, sum(weights.values())) for name, weight in weights.items()})
+)  # fmt: skip
+
+
+def mix_of(
+    shares: dict[str, Fraction], target: int = 8, *, carries: bool = False, batch: int | None = None
+) -> SourceMix:
+    over_sampling = OverSampling(target_valid_groups=target, batch_size=batch)
+    mix = SourceMix(over_sampling, carries=carries, versions=2, begins_ahead=True)
+    mix.begin(shares)
+    return mix
+
+
+def carried(source: str, number: int) -> CarriedGroup:
+    group = fresh_group(f"{source}{number}", prompt={"data_source": source})
+    return CarriedGroup(group=group, oldest_version=0, newest_version=0, generated_tok=1)
+
+
+@given(shares=SHARES, count=st.integers(0, 1024))
+def test_parts_of_a_batch_are_the_shares_rounded_up_or_down(shares: dict[str, Fraction], count: int) -> None:
+    parts = apportion(count, shares)
+    assert sum(parts.values()) == count
+    assert all(abs(parts[name] - count * share) < 1 for name, share in shares.items())
+
+
+@given(shares=SHARES, target=st.integers(1, 64), steps=st.integers(1, 40))
+def test_what_rounding_leaves_over_is_made_up_for_in_later_steps(shares, target: int, steps: int) -> None:
+    mix, trained = mix_of(shares, target, carries=True), dict.fromkeys(shares, 0)
+    for step in range(1, steps + 1):
+        assert sum(mix.targets.values()) == target and min(mix.targets.values()) >= 0
+        trained = {source: trained[source] + count for source, count in mix.targets.items()}
+        assert all(abs(count - step * target * shares[source]) < 2 for source, count in trained.items())
+        mix.take([])
+
+
+def test_named_shares_are_the_same_in_each_step() -> None:
+    mix = mix_of({"a": Fraction(1, 3), "b": Fraction(2, 3)}, 8)
+    for _ in range(3):
+        assert mix.targets == {"a": 3, "b": 5}
+        assert mix.take([carried(source, k) for k in range(6) for source in "ba"]) == [
+            *("b0", "a0", "b1", "a1", "b2", "a2", "b3", "b4")
+        ]
+
+
+def test_each_source_is_held_and_drawn_by_its_own_valid_share() -> None:
+    mix = mix_of({"easy": Fraction(1, 2), "rare": Fraction(1, 2)})
+    ended = {"easy": (8, 2), "rare": (2, 8)}
+    outcomes = [
+        GroupOutcome(prompt_uid=f"{source}{k}", verdict=verdict, source=source)
+        for source, counts in ended.items()
+        for verdict, count in zip((Verdict.VALID, Verdict.FILTERED), counts, strict=True)
+        for k in range(count)
+    ]
+    mix.observe(0.0, outcomes)
+    assert mix.missing({}) == {"easy": 10, "rare": 40}  # twice 4 valid groups
+    at_hand = {"easy": AtHand(certain=4, open=0), "rare": AtHand(certain=1, open=5)}
+    assert mix.to_draw(at_hand) == {"rare": 30}, "a source that has enough is not drawn"
+    quotas = mix.quotas([carried("easy", 0), carried("left out", 0)])
+    assert {
+        source: (one.valid_share, one.carried_valid_groups, one.most_trainable) for source, one in quotas.items()
+    } == {
+        "easy": (0.8, 1, 8),
+        "rare": (0.2, 0, 8),
+    }
+
+
+@pytest.mark.parametrize(("batch", "missing"), [(8, {"a": 4, "b": 4}), (1, {"a": 4, "b": 4})])
+def test_named_batches_are_divided_too(batch: int, missing: dict[str, int]) -> None:
+    assert mix_of({"a": Fraction(1, 2), "b": Fraction(1, 2)}, batch=batch).missing({}) == missing
+
+
+def test_a_mix_goes_on_from_its_state_as_if_it_had_not_ended() -> None:
+    shares = {"a": Fraction(1, 7), "b": Fraction(6, 7)}
+    mix, other = mix_of(shares, 4, carries=True), mix_of(shares, 4, carries=True)
+    mix.observe(0.0, [GroupOutcome(prompt_uid="a", verdict=Verdict.FILTERED, source="a")])
+    mix.take([carried("b", k) for k in range(4)])
+    other.restore(mix.state())
+    assert other.targets == mix.targets and other.missing({}) == mix.missing({})
+    for _ in range(6):
+        mix.take([]), other.take([])
+        assert other.targets == mix.targets

@@ -1,0 +1,113 @@
+"""Shares by source in whole runs on virtual time: exact in each step, also over a restart."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from recipe.async_dapo.config.options import FilterConfig
+from recipe.async_dapo.config.values import BALANCED, ConfigError, RolloutStrategy
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.extensions.shares.prompts import order
+from recipe.async_dapo.rollout.manager import make_group
+from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
+
+from ....support.simulated_cluster import Cluster, resumed
+from ....support.simulated_options import STRATEGIES, options
+from ....support.simulated_worker import Task
+
+EASY, HARD = "easy", "a/hard"
+DATA = [HARD if row % 3 == 0 else EASY for row in range(30)]
+SHARES = {EASY: 1.0, HARD: 1.0}
+
+
+class MixedCluster(Cluster):
+    """Its data are rows of two sources; those of the second are long."""
+
+    sources: Sequence[str] = DATA
+    seed = 0
+
+    def _make_buffer(self) -> RoundReplayBuffer:
+        self.picked: list[int] = []
+        self.source_of: dict[str, str] = {}
+        buffer = RoundReplayBuffer(self.options, self._draw, self)
+        buffer.source.begin()
+        return buffer
+
+    def pick(self, rows: Sequence[int]) -> list[PromptGroup]:
+        self.picked += rows
+        named = [{"uid": f"group-{self.num_drawn + k}", "index": row} for k, row in enumerate(rows)]
+        self.num_drawn += len(rows)
+        self.source_of |= {row["uid"]: DATA[row["index"]] for row in named}
+        return [
+            make_group(row | {"data_source": DATA[row["index"]]}, n=self.options.rollout_n, step=self.step_number)
+            for row in named
+        ]
+
+
+def task(*, valid: bool = True) -> Task:
+    """Long answers to rows of the second source, of which every other group is filtered, or each."""
+
+    def metric_of(prompt_ids: list[int]) -> float:
+        is_mixed = DATA[prompt_ids[0]] == EASY or (valid and prompt_ids[0] % 2 == 0)
+        return float(is_mixed and prompt_ids[1] == 0)
+
+    return Task(length_of=lambda ids: 4 + ids[1] + (40 if DATA[ids[0]] == HARD else ids[0]), metric_of=metric_of)
+
+
+def opts(**changes: Any) -> Any:
+    defaults: dict[str, Any] = {
+        "target_valid_groups": 4,
+        "sources": SHARES,
+        "over_sampling_batch_size": "auto",
+        "max_concurrent_prompts": 8,
+        "extensions": ("shares",),
+    }
+    return options(**defaults | changes)
+
+
+def trained(cluster: MixedCluster, steps: int) -> list[Counter[str]]:
+    """Of each source, in each of the next steps."""
+    found = []
+    for _ in range(steps):
+        before = len(cluster.trained)
+        cluster.step()
+        found.append(Counter(cluster.source_of[uid] for uid in cluster.trained[before:]))
+    return found
+
+
+@STRATEGIES
+@pytest.mark.parametrize("rule", list(StopRuleName))
+def test_each_step_has_the_shares_whatever_ends_first(start, strategy: RolloutStrategy, rule: StopRuleName) -> None:
+    cluster = start(opts(rollout_strategy=strategy, stop_rule=rule, max_staleness=3), MixedCluster, task=task())
+    assert trained(cluster, 5) == [{EASY: 2, HARD: 2}] * 5
+
+
+def test_balanced_makes_up_for_what_rounding_leaves_over(start) -> None:
+    strategy, rule = RolloutStrategy.PARTIAL, StopRuleName.FIRST_COMPLETED
+    cluster = start(opts(sources=BALANCED, rollout_strategy=strategy, stop_rule=rule), MixedCluster, task=task())
+    assert sum(trained(cluster, 6), Counter()) == {EASY: 16, HARD: 8}  # two thirds of 24
+
+
+def test_a_killed_run_goes_on_with_the_shares_and_the_next_prompts_of_each_source(start) -> None:
+    settings = opts(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED)
+    crashed = start(settings, MixedCluster, task=task())
+    before = trained(crashed, 3)
+    cluster = resumed(start, crashed)
+    cluster.source_of = crashed.source_of
+    assert before + trained(cluster, 3) == [{EASY: 2, HARD: 2}] * 6
+    for name in SHARES:
+        rows = [row for row, source in enumerate(DATA) if source == name]
+        passes = [row for number in range(9) for row in order(rows, source=name, number=number, seed=0)]
+        picked = [row for row in crashed.picked + cluster.picked if DATA[row] == name]
+        assert picked == passes[: len(picked)], "prompts were left out, or drawn again"
+
+
+def test_a_source_that_is_never_valid_ends_the_run_in_a_sentence_that_names_it(start) -> None:
+    cluster = start(
+        opts(filter=FilterConfig(metric="acc", max_num_gen_batches=3)), MixedCluster, task=task(valid=False)
+    )
+    with pytest.raises(ConfigError, match=r"max_num_gen_batches=3: of the data source 'a/hard', it drew 3 batches and"):
+        cluster.step()
