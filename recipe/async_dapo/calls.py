@@ -31,6 +31,7 @@ from .core.trajectory import BrokenRecord, RoundCounts, Segment, Trajectory, Tur
 F = TypeVar("F", bound=Callable[..., Any])
 
 running_call_id: ContextVar[str] = ContextVar("running_call_id", default="")
+_own_turns: ContextVar[int] = ContextVar("own_turns", default=0)  # last turn of the running task, from 1; 0: none
 
 
 def prompt_digest(prompt_ids: Sequence[int], pictures: Iterable[Any] = ()) -> bytes:
@@ -48,7 +49,8 @@ class Recorder:
     ends before it, leaves the record there: what follows is generated anew, or belongs to nothing.
 
     A loop may have several requests out at once. One that asks side by side (`is_side_by_side`) may ask in another
-    order when it runs again: its recorded turns are found by their prompts, and kept until the loop has ended.
+    order when it runs again: its recorded turns are found by their prompts, and kept until the loop has ended. Its
+    calls are found by what the task that makes them has generated, and by their arguments.
     """
 
     trajectory: Trajectory
@@ -121,6 +123,7 @@ class Recorder:
             routes = turns[-1].routes if turns and not self.is_side_by_side else None
             turns.insert(number, Turn(prompt_digest=digest, prompt_len_tok=len(prompt_ids), routes=routes))
         self.next_turn += 1
+        _own_turns.set(self.next_turn)
         return turns[number]
 
     def count(self, counts: Mapping[str, float]) -> None:
@@ -151,17 +154,21 @@ class Recorder:
         """This call, recorded earlier or new, and whether it is new. Those at one place with the same arguments are
         told apart by their order; others may overtake each other. A judged one is no call of the loop: whichever round
         asks for it means the same one.
+
+        A place is what the trajectory has generated up to here. Of a loop that asks side by side it is what the running
+        task has: other tasks may have come further, or less far, when the loop runs again.
         """
         turns, calls = self.trajectory.turns, self.trajectory.calls
-        last = turns[self.next_turn - 1] if self.next_turn else None
+        number_of_last = _own_turns.get() if self.is_side_by_side else self.next_turn
+        last = turns[number_of_last - 1] if number_of_last else None
         tokens = [] if last is None else [array("i", segment.token_ids).tobytes() for segment in last.segments]
         context = [] if last is None else [last.prompt_digest, b"".join(tokens)]
         digest = call_digest(context, arguments)
-        place = (self.next_turn, name, digest)
+        turn = 0 if self.is_side_by_side else self.next_turn
+        place = (turn, name, digest)
         number = 0 if is_judged else self._same_calls[place]
         self._same_calls[place] += 1
-        whose = f"{self.prompt_uid}{self.attempt}/{self.trajectory.session_id}"
-        call_id = f"{whose}/{self.next_turn}/{name}/{digest}/{number}"
+        call_id = f"{self.prompt_uid}{self.attempt}/{self.trajectory.session_id}/{turn}/{name}/{digest}/{number}"
         is_new = call_id not in calls
         if is_new:
             calls[call_id] = Call(call_id=call_id, turn=self.next_turn, arguments=arguments)

@@ -4,6 +4,7 @@ import asyncio
 import math
 import pickle
 from array import array
+from contextvars import copy_context
 from itertools import groupby
 
 import numpy as np
@@ -263,6 +264,39 @@ def test_given_calls_of_one_turn_when_they_overtake_each_other_then_each_finds_i
     again = recorder(trajectory)
     assert sorted(ids(again, random.sample(names, len(names)))) == sorted(first)
     assert len(trajectory.calls) == len(names)
+
+
+Asked = dict[tuple[int, int], list[str]]  # ids of the calls at each step of each branch
+
+STEPS = 2
+SCHEDULE = [branch for branch in range(3) for _ in range(STEPS)]
+
+
+def branch_by_branch(trajectory: Trajectory, schedule: list[int], calls: list[str]) -> Asked:
+    """One run of a loop whose tasks ask side by side, in that order: each step is a turn, and calls behind it."""
+    it = recorder(trajectory)
+    it.is_side_by_side = True
+    tasks, asked = [copy_context() for _ in range(3)], Asked()
+    for place, branch in enumerate(schedule):
+        step = schedule[:place].count(branch)
+        tasks[branch].run(take_turn, it, [branch, step], [branch])
+        asked[branch, step] = tasks[branch].run(ids, it, calls)
+    return asked
+
+
+@given(
+    schedules=st.tuples(st.permutations(SCHEDULE), st.permutations(SCHEDULE)),
+    calls=st.lists(st.sampled_from("ab"), min_size=1, max_size=3),
+    stop=st.integers(0, len(SCHEDULE)),
+)
+def test_given_tasks_side_by_side_in_another_order_then_each_finds_its_own_calls_and_none_is_made_twice(
+    schedules, calls, stop
+) -> None:
+    trajectory, (first, second) = Trajectory(session_id=0), schedules
+    before = branch_by_branch(trajectory, first[:stop], calls)
+    after = branch_by_branch(trajectory, second, calls)
+    assert {place: after[place] for place in before} == before
+    assert len(trajectory.calls) == len(SCHEDULE) * len(calls)
 
 
 def test_given_other_tokens_before_it_then_a_call_is_another_one() -> None:

@@ -1,13 +1,16 @@
-"""Agent loops that have several requests out at once, as those with sub-agents: their records are whole."""
+"""Agent loops that have several requests out at once, as those with sub-agents: their records are whole, and their
+calls are made once.
+"""
 
 import asyncio
+from collections import Counter, defaultdict
 from random import Random
 from typing import Any
 
 import pytest
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from recipe.async_dapo.calls import prompt_digest
+from recipe.async_dapo.calls import call_id, prompt_digest, recorded
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.rollout.agent_loops import KeptLoops
@@ -22,12 +25,15 @@ BRANCHES, TURNS, LENGTH_TOK, WAIT_S = 3, 2, 5, 2.0
 
 
 class Branching:
-    """Branches that talk side by side, begun in another order each time, with code of their own in between."""
+    """Branches that talk side by side, begun in another order each time, with code of their own and a call in between.
+
+    All of them make the same call, which answers something else each time.
+    """
 
     side_by_side = True
 
-    def __init__(self, client: Any, random: Random) -> None:
-        self._client, self._random = client, random
+    def __init__(self, client: Any, random: Random, service: "Service") -> None:
+        self._client, self._random, self._service = client, random, service
 
     async def run(self, sampling_params: dict[str, Any], *, trajectory: Trajectory) -> list[AgentLoopOutput]:
         whose = trajectory.session_id
@@ -50,11 +56,26 @@ class Branching:
             said = await self._client.generate("request", prompt_ids=prompt, sampling_params={"logprobs": True})
             row.append((prompt_digest(prompt), said.token_ids, said.log_probs))
             await asyncio.sleep(self._random.uniform(0, WAIT_S))
+            self._service.answers[*names, turn].add(await recorded(self._service.act, "look"))
         return row
 
 
 class KeptBranching(Branching):
     keeps_state = True
+
+
+class Service:
+    """Outside of the run: it outlives every process of it."""
+
+    def __init__(self) -> None:
+        self.made: Counter[str] = Counter()  # by their ids
+        self.answers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)  # that each place has had
+
+    async def act(self, what: str) -> int:
+        self.made[call_id()] += 1
+        answer = self.made.total()
+        await asyncio.sleep(WAIT_S / 4)
+        return answer
 
 
 def _output(token_ids: list[int]) -> AgentLoopOutput:
@@ -70,7 +91,16 @@ def _output(token_ids: list[int]) -> AgentLoopOutput:
 class Life:
     """One process of a worker, with its server."""
 
-    def __init__(self, *, kind: type[Branching], seed: int, most: int, version: int = 0, earlier_tok: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        kind: type[Branching],
+        seed: int,
+        most: int,
+        service: Service,
+        version: int = 0,
+        earlier_tok: int = 0,
+    ) -> None:
         self.earlier_tok = earlier_tok  # sampled in the lives before
         self.random = Random(seed)
         self.server = ScriptedServer(LENGTH_TOK)
@@ -81,7 +111,7 @@ class Life:
         client = llm_client(self.balancer)
 
         async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-            return await self.kept.run(lambda: kind(client, self.random), {}, trajectory=trajectory)  # type: ignore[arg-type, return-value]
+            return await self.kept.run(lambda: kind(client, self.random, service), {}, trajectory=trajectory)  # type: ignore[arg-type, return-value]
 
         self.loop: Loop = loop
 
@@ -109,8 +139,8 @@ class Life:
 async def test_given_stops_and_losses_at_any_time_then_every_branch_has_its_own_tokens_and_none_is_lost(
     kind: type[Branching], seed: int
 ) -> None:
-    random, held = Random(seed), group()
-    life = Life(kind=kind, seed=seed, most=random.choice([2, 99]))
+    random, held, service, kills = Random(seed), group(), Service(), 0
+    life = Life(kind=kind, seed=seed, most=random.choice([2, 99]), service=service)
     for rounds in range(200):
         before_tok = held.generated_tok
         is_ended = await life.round(held, random.uniform(0.0, 8.0))
@@ -124,9 +154,13 @@ async def test_given_stops_and_losses_at_any_time_then_every_branch_has_its_own_
             await life.kept.end_others(frozenset())
         if what == "killed":
             held = reread(held)
+            kills += 1
             version, earlier_tok = life.server.global_steps, held.generated_tok
-            life = Life(kind=kind, seed=rounds, most=99, version=version, earlier_tok=earlier_tok)
+            life = Life(kind=kind, seed=rounds, most=99, service=service, version=version, earlier_tok=earlier_tok)
         await asyncio.sleep(random.uniform(0.0, 3.0))
+    assert len(service.made) == len(service.answers) == 4 * BRANCHES * TURNS
+    assert kills or set(service.made.values()) == {1}, "only a kill loses what a call came to"
+    assert all(len(answers) == 1 for answers in service.answers.values()), "a place always has the same answer"
     for trajectory in held.trajectories:
         assert trajectory.generated_tok == BRANCHES * TURNS * LENGTH_TOK, "each turn was sampled once"
         for branch, output in enumerate(trajectory.outputs):

@@ -133,12 +133,12 @@ class CallRunner:
             call = await self._in_record(recorder, call, policy)
             call.result, call.pending = result, None
         if call.result is None and policy is not None:
-            self._check_goes_on(recorder, call, is_new=is_new)
+            await self._check_goes_on(recorder, call, is_new=is_new)
             result = await self._found_out(recorder, call, policy, is_new=is_new)
             call = await self._in_record(recorder, call, policy)
             call.result = result
         if call.result is None:
-            self._check_goes_on(recorder, call, is_new=is_new)
+            await self._check_goes_on(recorder, call, is_new=is_new)
             await self._make(recorder, call, work(call))
         return call
 
@@ -150,11 +150,12 @@ class CallRunner:
             await recorder.kept_loop.next_round()
         return recorder.trajectory.calls[call.call_id]
 
-    def _check_goes_on(self, recorder: Recorder, call: Call, *, is_new: bool) -> None:
-        """No call begins after the stop."""
+    async def _check_goes_on(self, recorder: Recorder, call: Call, *, is_new: bool) -> None:
+        """No call begins after the stop. Its error may end the loop, so requests of other tasks come back before it."""
         if recorder.rests:
             if is_new:
                 del recorder.trajectory.calls[call.call_id]
+            await recorder.all_back()
             raise asyncio.CancelledError("stopped before a call")
 
     async def _make(self, recorder: Recorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
