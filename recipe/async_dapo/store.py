@@ -31,7 +31,7 @@ _NAMES = """
     num_turns metrics extra_fields routed_experts multi_modal_data multi_modal_inputs mm_processor_kwargs
     mm_processor_output teacher_ids teacher_logprobs uid session_id input_ids position_ids attention_mask loss_mask
     policy_versions log_probs old_log_probs ref_log_prob entropy values advantages returns token_level_scores
-    token_level_rewards rollout_is_weights pixels
+    token_level_rewards rollout_is_weights row_weights pixels
 """
 FIELDS = frozenset(_NAMES.split())  # what agent loops, this module and verl's trainer store of a trajectory
 
@@ -184,10 +184,12 @@ def read_pixels(key: str) -> dict[str, torch.Tensor]:
 
 
 def write_field(batch: KVBatchMeta, field: str, rows: Iterable[torch.Tensor]) -> None:
-    """A field of a batch, [T] for each trajectory."""
+    """A field of a batch, [T] for each trajectory; whatever is done with the batch finds it there."""
     nested = torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
     fields = TensorDict({field: nested}, batch_size=len(batch))
     tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+    if batch.fields is not None and field not in batch.fields:
+        batch.fields.append(field)
 
 
 def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo import padding_utils
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.async_dapo import store
 from recipe.async_dapo.core.mini_batches import balanced_order, rows_of_updates
@@ -24,6 +22,7 @@ from recipe.async_dapo_lab.plan.systems import waiting_at_updates
 from recipe.async_dapo_lab.quickstart.tiny_model import build_model, build_tokenizer
 
 from ..support.imbalance import imbalance
+from ..support.queued_rows import QueuedRows
 
 N = 16
 
@@ -196,28 +195,10 @@ def test_given_micro_batches_of_a_fixed_size_then_a_rank_has_whole_ones_in_each_
     assert len(updates) == 2 and {len(update) // ranks % 32 for update in updates} == {0}
 
 
-class Rows:
-    """The data plane of some rows, in this process."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self.rows: dict[str, dict[str, Any]] = {key: {"policy_versions": torch.ones(9), "uid": key} for key in keys}
-
-    def kv_batch_get(self, *, keys: Sequence[str], partition_id: str, select_fields: Sequence[str] = ()) -> TensorDict:
-        names = [*(select_fields or self.rows[keys[0]])]
-        return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in names} for key in keys])
-
-    def kv_batch_put(self, *, keys: Sequence[str], partition_id: str, fields: TensorDict, **_: Any) -> None:
-        by_name = {
-            name: [*(each.unbind() if isinstance(each, torch.Tensor) else each)] for name, each in fields.items()
-        }
-        for row, key in enumerate(keys):
-            self.rows.setdefault(key, {}).update({name: values[row] for name, values in by_name.items()})
-
-
 def test_padding_has_policy_versions_of_its_own_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """verl makes it of a row; an update that computes pi_prox itself counts tokens by their versions."""
     trainer, batch = trainer_of(2, 4), with_sub_agents(batch_of(4, 0), every=64)
-    queue = Rows(batch.keys)
+    queue = QueuedRows({key: {"policy_versions": torch.ones(9), "uid": key} for key in batch.keys})
     for module in (padding_utils, store):
         monkeypatch.setattr(module, "tq", queue)
     batch = AsyncDAPOTrainer._balance_batch(trainer, batch, {})

@@ -1,4 +1,4 @@
-"""Which trajectories make a mini-batch, and which training rank gets which of them."""
+"""Which trajectories make a mini-batch, which training rank gets which of them, and what each of their rows weighs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -39,6 +39,28 @@ def cuts_of(keys: Iterable[str], updates: int) -> list[int]:
 def most_rows(keys: Iterable[str], updates: int) -> int:
     """Rows of the largest of these mini-batches."""
     return max(end - first for first, end in pairwise(cuts_of(keys, updates)))
+
+
+def row_weights(keys: Sequence[str], tokens: Sequence[int], *, count: int, takes_means: bool) -> list[float]:
+    """What the loss of each row has to be multiplied with, for a trajectory to weigh the same in however many rows.
+
+    verl divides by the rows of an update where trajectories are meant. Where it takes the mean over a row's tokens, the
+    mean over those of its trajectory is meant.
+
+    Args:
+        keys: names of the rows, without padding.
+        tokens: of each row that are in the loss.
+        count: rows of the batch, padding included.
+        takes_means: over the tokens of a row; else their sum is taken.
+    """
+    names = [*map(trajectory_of, keys)]
+    of_trajectory = Counter[str]()
+    for name, row_tok in zip(names, tokens, strict=True):
+        of_trajectory[name] += row_tok
+    share = count / len(of_trajectory)
+    if not takes_means:
+        return [share] * len(names)
+    return [share * row_tok / max(1, of_trajectory[name]) for name, row_tok in zip(names, tokens, strict=True)]
 
 
 def balanced_order(

@@ -26,7 +26,7 @@ from ..config.extensions import chosen, declared, load
 from ..config.options import AsyncDAPOConfig, why_log_probs_first
 from ..config.values import ImportanceSampling
 from ..core.agreement import NewestTokens, judge
-from . import one_update
+from . import one_update, row_weights
 from .agreement import newest_tokens
 from .importance_sampling import importance_metrics, importance_sums
 
@@ -71,7 +71,9 @@ class Passes:
         self.why_two = why_log_probs_first(config, mode, has_dropout=has_dropout)
         scored = ImportanceSampling.NONE if mode is ImportanceSampling.BYPASS else mode
         self._can_be_one = why_log_probs_first(config, scored, has_dropout=has_dropout) is None
-        if self._can_be_one:
+        if row_weights.counts_rows(config):
+            workers.set_loss_fn(row_weights.weighted(one_update.loss_of(config)))
+        elif self._can_be_one:
             workers.set_loss_fn(one_update.loss_of(config))
 
     def begin(self) -> None:
@@ -126,7 +128,8 @@ class Passes:
         return batch
 
     def update(self, batch: KVBatchMeta, step: int, metrics: dict[str, Any], compute: Compute) -> KVBatchMeta:
-        """Have the policy updated; the loss is told where it computes pi_prox itself."""
+        """Have the policy updated; the loss is told where it computes pi_prox itself, and what rows weigh."""
+        row_weights.weigh_rows(batch, self._config)
         if self._is_one:
             batch.extra_info[one_update.FIELD] = one_update.told(self._config, newest=step - 1)
         batch = compute(batch)
