@@ -5,9 +5,8 @@ import json
 import sys
 from pathlib import Path
 
-from agents import Agent, Runner, function_tool, set_default_openai_api, set_tracing_disabled
+from agents import Agent, Runner, function_tool, set_tracing_disabled
 
-set_default_openai_api("chat_completions")  # its default is the API of responses
 set_tracing_disabled(True)  # else it sends what it does to OpenAI
 sample = json.loads(Path("sample.json").read_text())
 

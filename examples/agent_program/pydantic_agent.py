@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic_ai import Agent
 
 sample = json.loads(Path("sample.json").read_text())
-agent = Agent("openai-chat:policy", instructions="Be short.")
+agent = Agent("openai:policy", instructions="Be short.")
 
 
 @agent.tool_plain

@@ -83,6 +83,12 @@ def check_name(config: DictConfig, key: str, name: str) -> None:
         check_choice(key, name, sorted(known))
 
 
+def shows_pictures(config: DictConfig, name: str) -> bool:
+    """Whether a loop shows the policy the pictures of a prompt; a class that does not says `shows_pictures = False`."""
+    entry = _named_loops(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).get(name)
+    return entry is None or getattr(_import(entry, name), "shows_pictures", True)
+
+
 def tool_schemas(config: DictConfig) -> list[dict[str, Any]]:
     """As agent loops offer them in prompts; none where they cannot be loaded, which `check_agent_loop` tells."""
     try:

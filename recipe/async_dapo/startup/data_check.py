@@ -26,6 +26,7 @@ from .agent_loop_check import (
     check_name,
     first_line,
     may_score_itself,
+    shows_pictures,
     tool_schemas,
 )
 from .model_check import load_by_verl
@@ -356,7 +357,11 @@ def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts
         remedy = "name one in every row of every file, or in none"
         raise refused(config, sample.blamed, f"has a row with {AGENT_COLUMN}={loop}: {_shown(row)}; {remedy}")
     check_name(config, f"{sample.blamed}, column {AGENT_COLUMN}", loop)
-    if row.get(AGENT_COLUMN, prompts.default_loop) == TOOL_LOOP and (gaps := _tool_gaps(row)):
+    used = row.get(AGENT_COLUMN, prompts.default_loop)
+    if has_pictures(messages) and not shows_pictures(config, used):
+        remedy = f"the agent loop {used} shows it none; leave them out, or name another loop in column {AGENT_COLUMN}"
+        raise refused(config, sample.blamed, f"has a prompt with pictures, {_shown(row)}: {remedy}")
+    if used == TOOL_LOOP and (gaps := _tool_gaps(row)):
         what = f"has null for {', '.join(gaps)} in {EXTRA}.{TOOLS_KWARGS}: {_shown(row)}"
         remedy = "give each row a value for each tool, as Parquet makes null of what one leaves out"
         raise refused(config, sample.blamed, f"{what}; {remedy}, or leave the tool out of its tool_selection")

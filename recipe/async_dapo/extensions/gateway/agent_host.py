@@ -5,7 +5,8 @@
     worker <--{"ended": 7, "result": ...} or {"ended": 7, "error": ..., "kind": ...}--------------------------- host
 
 `agent_program.py` is the host's program. It ends, with all commands that it has started, when its worker is gone: the
-pipe that it reads from ends then, whatever the worker died of.
+pipe that it reads from ends then, whatever the worker died of. An agent that has been cancelled ends as well, or its
+host takes no further agents, and ends with the last of those that it has.
 """
 
 import asyncio
@@ -28,13 +29,16 @@ PASSED_ON = frozenset(
 )
 
 
+END_S = 60.0  # for an agent to end that is cancelled: a thread, or what swallows that, may never
+
+
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     """What agents get of the worker's environment."""
     return {name: value for name, value in environment.items() if name in PASSED_ON or name.startswith("LC_")}
 
 
 class AgentHost:
-    """Runs agents in a process, which is started with the first one, and again after it has died.
+    """Runs agents in a process, which is started with the first one, and again after it has died or is held up.
 
     Functions and commands have one each: a function that ends its process does not end commands.
     """
@@ -62,7 +66,7 @@ class AgentHost:
             TrajectoryFailed: if it cannot be started, or ends with an error.
         """
         async with self._starting:
-            if self._process is None or self._process.is_over:
+            if self._process is None or self._process.is_over or self._process.is_held_up:
                 self._process = await _Process.start()
             process = self._process
         return await process.run(next(self._numbers), start)
@@ -80,6 +84,8 @@ class _Process:
         self._process = process
         self._ended: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._groups: dict[int, int] = {}  # process groups of commands, by number
+        self._cancelled: dict[int, asyncio.TimerHandle] = {}  # agents that are to end, by number
+        self.is_held_up = False  # by one that has not: a function keeps its thread, or the event loop of all
         self._reader = asyncio.create_task(self._read(), name="process of agents")
         self._watcher = asyncio.create_task(self._end_its_group(), name="end of a process of agents")
 
@@ -110,18 +116,31 @@ class _Process:
             told = await ended
         except asyncio.CancelledError:
             self._tell({"cancel": number})
+            self._cancelled[number] = asyncio.get_running_loop().call_later(END_S, self._hold_up)
             raise
         finally:
             del self._ended[number]
             self._groups.pop(number, None)
+            self._end_if_unused()
         if "error" in told:
             raise TrajectoryFailed(told["kind"], Cause(told["error"], told.get("traceback", "")))
         return told["result"]
 
     async def stop(self) -> None:
+        self._end()
+        await asyncio.wait({self._reader, self._watcher})
+
+    def _end(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        await asyncio.wait({self._reader, self._watcher})
+
+    def _hold_up(self) -> None:
+        self.is_held_up = True
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        if self.is_held_up and not self._ended:
+            self._end()
 
     def _tell(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -134,9 +153,14 @@ class _Process:
             told = json.loads(line)
             if "group" in told:
                 self._groups[told["of"]] = told["group"]
-            elif told["ended"] in self._ended and not self._ended[told["ended"]].done():
+                continue
+            if (timer := self._cancelled.pop(told["ended"], None)) is not None:
+                timer.cancel()
+            if told["ended"] in self._ended and not self._ended[told["ended"]].done():
                 self._ended[told["ended"]].set_result(told)
         code = await self._process.wait()
+        for timer in self._cancelled.values():
+            timer.cancel()
         for group in self._groups.values():  # the host may have been killed, and could not end them itself
             end_group(group)
         self._groups.clear()

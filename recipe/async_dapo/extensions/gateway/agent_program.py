@@ -58,7 +58,12 @@ async def run_function(start: dict[str, Any]) -> Any:
     arguments = start["base_url"], start["key"], start["sample"]
     if inspect.iscoroutinefunction(function):
         return await function(*arguments)
-    result = await asyncio.to_thread(_called, function, *arguments)
+    thread = asyncio.get_running_loop().run_in_executor(None, _called, function, *arguments)
+    try:
+        result = await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.wait({thread})  # nothing ends a thread: the worker is told when it has ended by itself
+        raise
     return await result if inspect.isawaitable(result) else result
 
 

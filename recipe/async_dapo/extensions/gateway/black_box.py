@@ -38,6 +38,7 @@ class BlackBoxAgent(AgentLoopBase):
     keeps_state = True
     always_kept = True  # an agent whose tools take longer than a round would never get on else
     side_by_side = True
+    shows_pictures = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         parts = {name: options.pop(name) for name in list(options) if name not in AgentOptions.names()}
@@ -171,7 +172,8 @@ class BlackBoxAgent(AgentLoopBase):
             recorder.calls_s += session.own_s
             counts = {f"gateway/{name}": session.counts[name] for name in ("requests", "resent", "refused")}
             chains = session.conversation.new_chains.total()
-            recorder.count({"gateway/sessions": 1, "gateway/new_chains": chains, **counts, **ended})
+            always = {"gateway/sessions": 1, "gateway/failed_sessions": 0, "gateway/new_chains": chains}
+            recorder.count(always | counts | dict(ended))
 
     def _tell(self, differed: str) -> None:
         name = self._options.name

@@ -99,10 +99,12 @@ def _usage(reply: Reply) -> dict[str, int]:
 
 
 def _log_probs(reply: Reply) -> dict[str, Any] | None:
-    if not reply.tokens:
-        return None
-    content = [
+    return {"content": log_probs_of(reply), "refusal": None} if reply.tokens else None
+
+
+def log_probs_of(reply: Reply) -> list[dict[str, Any]]:
+    """Of each token that was sampled, if they were asked for."""
+    return [
         {"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": []}
         for text, log_prob in reply.tokens
     ]
-    return {"content": content, "refusal": None}

@@ -21,8 +21,6 @@ from .messages import Message, Refused, for_template, meaning, meanings_of_reply
 
 T = TypeVar("T")
 
-Show = Callable[[list[Message], list[str]], Awaitable[list[Message]]]
-
 
 class Builder(Protocol):
     """verl's `ContinuousTokenBuilder`, as far as it is used."""
@@ -97,6 +95,9 @@ class Answer:
         return len(self.path[0].context_ids)
 
 
+Show = Callable[[Answer | None, list[Message], list[str]], Awaitable[list[Message]]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A chain as it is trained: response, mask and log-probs have one entry a token."""
@@ -116,7 +117,8 @@ class Conversation:
         builder: renders messages, also behind tokens.
         has_text_arguments: the chat template wants the arguments of calls as JSON text, not as objects.
         written: a message's meaning, as it is compared.
-        show: given new messages and their meanings, returns those that are rendered in their place.
+        show: given what they are behind, new messages, and their meanings, returns those that are rendered in their
+            place.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class Conversation:
         """
         key = json.dumps(tools, sort_keys=True)
         parent, known = self._longest(said, key)
-        new = messages[known:] if self._show is None else await self._show(messages[known:], said[known:])
+        new = messages[known:] if self._show is None else await self._show(parent, messages[known:], said[known:])
         new = [for_template(message, has_text_arguments=self._has_text_arguments) for message in new]
         if parent is not None:
             # What the agent has written anew stays as it was sampled; its own words for it are not rendered.

@@ -13,6 +13,8 @@ FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 FAILURES = ("drop_group", "score_zero")
 LIMITS = ("fail", "score")
 REWARDS = ("agent", "function")
+NODE = "node"  # as `host`: the address that the worker's node has in the cluster
+_ALL = ("", "0.0.0.0", "::", "*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,8 @@ class AgentOptions:
         replayable: whether it may run again, over its recorded turns, where its process is gone; else its group is
             retired.
         ignored: regular expressions; what matches them in a prompt may differ when the agent runs again.
-        host: address that the gateway listens at.
+        host: address that the gateway listens at, and that agents are told; `node`: that of the worker's node, for
+            agents that run on another one.
     """
 
     agent: str | None = None
@@ -90,6 +93,9 @@ class AgentOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"{FILE}, {name}", value, "must be a positive number")
+        if not isinstance(self.host, str) or self.host in _ALL:
+            remedy = f"agents are told this address: name one that they reach, or {NODE} for that of each worker's node"
+            raise ConfigError(f"{FILE}, host", self.host, remedy)
         self._check_environment()
         if not isinstance(self.ignored, list):
             raise ConfigError(f"{FILE}, ignored", self.ignored, "must be a list of regular expressions")

@@ -17,6 +17,7 @@ IGNORED = (  # the run has its own
     "min_p",
     "seed",
     "reasoning_effort",
+    "reasoning",
     "thinking",
     "chat_template_kwargs",
 )
@@ -50,20 +51,21 @@ def check_parameters(body: dict[str, Any]) -> tuple[str, ...]:
     for name in _REFUSED:
         is_neutral = body.get(name) in _NEUTRAL or (name == "repetition_penalty" and body[name] == 1)
         if not is_neutral:
-            raise _other_distribution(name)
+            raise other_distribution(name)
     kind = body.get("response_format") or {}
     if isinstance(kind, dict) and kind.get("type", "text") != "text":
-        raise _other_distribution("response_format")
+        raise other_distribution("response_format")
     if body.get("n") not in (None, 1):
         raise Refused(400, "n must be 1: ask several times, also at once, for several answers")
     choice = body.get("tool_choice")
     choice = choice.get("type") if isinstance(choice, dict) else choice
     if choice not in (None, "auto", "none"):
-        raise _other_distribution(f"tool_choice={choice}")
+        raise other_distribution(f"tool_choice={choice}")
     return tuple(name for name in IGNORED if body.get(name) is not None)
 
 
-def _other_distribution(name: str) -> Refused:
+def other_distribution(name: str) -> Refused:
+    """Of a parameter that cannot act."""
     what = "it would sample from another distribution than the one that is trained; leave it out"
     return Refused(400, f"{name} is not served: {what}")
 

@@ -20,12 +20,13 @@ from types import ModuleType
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+import ray
 from aiohttp import web
 
 from ...config.values import ConfigError
-from . import anthropic_messages, chat
+from . import anthropic_messages, chat, responses
 from .messages import Refused, Reply, Request
-from .options import FILE
+from .options import FILE, NODE
 from .refusals import IGNORED
 from .session import Exchange, Session
 
@@ -43,7 +44,7 @@ class Gateway:
     """Serves the sessions of one event loop.
 
     Args:
-        host: address that it listens at.
+        host: see `AgentOptions`.
     """
 
     _of_loops: ClassVar[WeakKeyDictionary[Any, "dict[str, asyncio.Task[Gateway]]"]] = WeakKeyDictionary()
@@ -70,16 +71,18 @@ class Gateway:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         app = web.Application(client_max_size=MOST_BYTES)
         app.router.add_post("/v1/chat/completions", self._served(chat, self._answer))
+        app.router.add_post("/v1/responses", self._served(responses, self._answer))
         app.router.add_post("/v1/messages", self._served(anthropic_messages, self._answer))
         app.router.add_get("/v1/models", self._served(chat, self._models))
         app.router.add_post("/reward", self._served(chat, self._reward))
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)  # when a client has gone
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._host, 0).start()
+            host = ray.util.get_node_ip_address().strip("[]") if self._host == NODE else self._host
+            await web.TCPSite(self._runner, host, 0).start()
         except OSError as error:  # the same for every prompt: to count them as failed would use up the data
             what = (
-                f"node {platform.node()} cannot listen there: {error}; name an address of every node, or leave it out"
+                f"node {platform.node()} cannot listen there: {error}; name {NODE}, an address of every node, or none"
             )
             raise ConfigError(f"{FILE}, host", self._host, what) from error
         host, port = self._runner.addresses[0][:2]
@@ -144,15 +147,20 @@ class Gateway:
         self._tell_once(request)
         is_again = http.headers.get(_RESENT, "0") not in ("", "0")
         waiting = asyncio.create_task(session.ask(request, is_again=is_again), name="request of an agent")
+        is_sent = False
         try:
-            return await self._reply(http, api, request, waiting, session)
+            response, is_sent = await self._reply(http, api, request, waiting, session)
+            return response
         finally:
             if not waiting.done():  # its client is gone
                 waiting.cancel()
+            elif not is_sent and waiting.exception() is None:
+                session.undelivered(waiting.result())
 
     async def _reply(
         self, http: web.Request, api: Api, request: Request, waiting: "asyncio.Task[Exchange]", session: Session
-    ) -> web.StreamResponse:
+    ) -> tuple[web.StreamResponse, bool]:
+        """What is sent, and whether its client has had the whole reply."""
         done, _ = await asyncio.wait({waiting}, timeout=PING_S)
         if done:
             waiting.result()  # a refusal has a status of its own
@@ -164,21 +172,16 @@ class Gateway:
                 await response.write(api.PING if request.streams else b" ")
                 session.counts["pings"] += 1
                 done, _ = await asyncio.wait({waiting}, timeout=PING_S)
-            exchange = waiting.result()
-            session.delivered(exchange)
-            try:
-                for piece in _pieces(api, request, exchange.reply.result()):
-                    await response.write(piece)
-                await response.write_eof()
-            except (ConnectionError, asyncio.CancelledError):
-                session.delivered(exchange, -1)
-                raise
+            for piece in _pieces(api, request, waiting.result().reply.result()):
+                await response.write(piece)
+            await response.write_eof()
         except ConnectionError:
             logger.debug("the client of a request has gone; it may ask again")
+            return response, False
         except Refused:  # too late for a status: the client comes again, and is told then
             if http.transport is not None:
                 http.transport.abort()
-        return response
+        return response, True
 
     def _tell_once(self, request: Request) -> None:
         new = [name for name in request.ignored if name not in self._logged]

@@ -108,7 +108,7 @@ class Session:
     # ---------------------------------------------------------------- what the server asks
 
     async def ask(self, request: Request, *, is_again: bool = False) -> Exchange:
-        """A request whose reply is there; the same one as before, if a client has sent it again.
+        """A request whose reply is there, and counts as delivered; the one of before, if a client has sent it again.
 
         Args:
             is_again: the client says so.
@@ -131,10 +131,14 @@ class Session:
             exchange.clients -= 1
             self._count_clients(-1)
         self._refused_in_a_row = 0
+        self._deliver(exchange, 1)  # at once: until then an equal request would be taken for the same one, sent again
         return exchange
 
-    def delivered(self, exchange: Exchange, change: int = 1) -> None:
-        """A client has the reply; with -1: it has gone in the middle of it."""
+    def undelivered(self, exchange: Exchange) -> None:
+        """A client has gone before it had the whole reply."""
+        self._deliver(exchange, -1)
+
+    def _deliver(self, exchange: Exchange, change: int) -> None:
         exchange.delivered += change
         if exchange.answer is not None:
             exchange.answer.is_heard = exchange.delivered > 0
@@ -150,7 +154,8 @@ class Session:
         exchange.reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # it may have no reader
         same.append(exchange)
         answering = self._answer(exchange, request, said)  # they are let go with it: each has the whole history
-        exchange.task = asyncio.create_task(answering, name="turn of an agent", context=self._context)
+        own = self._context.copy()  # what has been generated before a call is no other turn's
+        exchange.task = asyncio.create_task(answering, name="turn of an agent", context=own)
         return exchange
 
     def _key_of(self, request: Request) -> tuple[list[str], str]:
@@ -261,9 +266,10 @@ class Session:
             meaning = pattern.sub("", meaning)
         return meaning
 
-    async def _as_before(self, messages: list[Message], said: list[str]) -> list[Message]:
+    async def _as_before(self, parent: Answer | None, messages: list[Message], said: list[str]) -> list[Message]:
         """The messages that were rendered here when the agent ran before, if they differ in what is ignored only."""
-        return await make_recorded("prompt", {"said": said}, lambda: messages)
+        behind = b"" if parent is None else prompt_digest(parent.all_ids)
+        return await make_recorded("prompt", {"behind": behind, "said": said}, lambda: messages)
 
     async def record_is_here(self) -> None:
         """Wait, over a stop: meanwhile nothing can be asked, recorded or counted."""

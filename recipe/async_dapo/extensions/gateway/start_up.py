@@ -1,6 +1,8 @@
 """What can be known of an agent before a cluster starts: whether it can be started, read, and continued."""
 
+import math
 import os
+import resource
 import shutil
 from typing import Any
 
@@ -14,6 +16,9 @@ from .agent_program import function_of
 from .options import FILE, AgentOptions
 from .reading import known_parsers, parser_of
 from .template import tried
+
+FILES_A_SESSION = 4  # its connections in the worker; in the process of agents these, or a command's pipes
+FILES_BESIDE = 1024  # of a worker, or of a process of agents
 
 
 def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
@@ -32,6 +37,7 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
         _check_command(options.command[0])
     if options.parser is not None:
         check_choice(f"{FILE}, parser", options.parser, known_parsers())
+    _check_open_files(config)
     model = load_by_verl(config)
     model_type = getattr(model.hf_config, "model_type", None)
     builder = create_continuous_token_builder(
@@ -56,6 +62,19 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
         check_choice("actor_rollout_ref.rollout.multi_turn.format", format_, known_parsers())
         warnings.append(f"calls of tools are read by the parser {format_}: which one {model_type} needs is not known")
     return warnings
+
+
+def _check_open_files(config: DictConfig) -> None:
+    """Of one batch's sessions; workers raise their limit themselves, up to the hard one."""
+    rollout = config.actor_rollout_ref.rollout
+    sessions = math.ceil(config.data.train_batch_size * rollout.n / rollout.agent.num_workers)
+    needed, (_, hard) = FILES_BESIDE + FILES_A_SESSION * sessions, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        what = f"{sessions} sessions that a worker may have open at once take {needed} open files"
+        remedy = (
+            f"raise the hard limit (ulimit -Hn {needed}; in docker --ulimit nofile={needed}) on every node, or set "
+        )
+        raise ConfigError("ulimit -Hn", hard, f"{what}; {remedy}more actor_rollout_ref.rollout.agent.num_workers")
 
 
 def _check_function(name: str) -> None:

@@ -71,6 +71,19 @@ def wrapped(base_url, key, sample):
         return 0.5
     return later()
 
+def waits(base_url, key, sample):
+    time.sleep(1234)
+
+async def blocks_all(base_url, key, sample):
+    time.sleep(1234)
+
+async def swallows(base_url, key, sample):
+    while True:
+        try:
+            await asyncio.sleep(1234)
+        except asyncio.CancelledError:
+            continue
+
 async def leaves_a_task(base_url, key, sample):
     async def exits():
         sys.exit(3)
@@ -175,6 +188,55 @@ def test_given_a_process_that_ends_late_then_agents_of_the_next_one_do_not_fail_
 
     first, second = asyncio.run(asyncio.wait_for(main(), 20))
     assert isinstance(first, TrajectoryFailed) and second == 1.0
+
+
+@pytest.mark.parametrize("name", ["waits", "blocks_all", "swallows"])
+def test_given_a_function_that_does_not_end_when_cancelled_then_its_process_takes_no_more_agents_and_ends_with_the_last(
+    agents: None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sibling that is there goes on to its end, or with `blocks_all` until it is ended as well."""
+    monkeypatch.setattr(agent_host, "END_S", 0.5)
+
+    async def main() -> tuple[Any, Any]:
+        host = AgentHost.of("functions")
+        sibling = asyncio.create_task(host.run(function("slow")))
+        stuck = asyncio.create_task(host.run(function(name)))
+        await asyncio.to_thread(until, lambda: host._process is not None and len(host._process._ended) == 2)
+        old = host._process
+        assert old is not None
+        await host.run(function("plain", x=0)) if name != "blocks_all" else None
+        stuck.cancel()
+        await asyncio.to_thread(until, lambda: old.is_held_up)
+        result = await host.run(function("plain", x=1))
+        assert host._process is not old and not old.is_over
+        sibling.cancel()
+        await asyncio.wait({sibling, stuck})
+        await asyncio.to_thread(until, lambda: old.is_over)
+        await host.stop()
+        return result
+
+    assert asyncio.run(asyncio.wait_for(main(), 30))["reward"] == 1
+
+
+def test_given_a_function_that_ends_late_when_cancelled_then_its_process_stays(
+    agents: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_host, "END_S", 20)
+
+    async def main() -> bool:
+        host = AgentHost.of("functions")
+        cancelled = asyncio.create_task(host.run(function("blocks")))
+        await asyncio.to_thread(until, lambda: host._process is not None and len(host._process._ended) == 1)
+        process = host._process
+        assert process is not None
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        await asyncio.to_thread(until, lambda: not process._cancelled)
+        is_free = not process.is_held_up
+        await host.stop()
+        return is_free
+
+    assert asyncio.run(main())
 
 
 def test_given_what_a_function_may_return_or_raise_then_its_end_is_told_at_once(agents: None) -> None:

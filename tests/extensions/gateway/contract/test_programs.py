@@ -1,21 +1,23 @@
 """Agent programs that nobody here wrote, in an environment of their own, behind a scripted model."""
 
-import asyncio
 import subprocess
 import venv
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from recipe.async_dapo.extensions.gateway.agent_host import AgentHost
-from recipe.async_dapo.extensions.gateway.server import Gateway
-
-from ..support.world import Life, check_rows, new_group, shown, texts
+from ..support.played import play
+from ..support.world import check_rows, shown, texts
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "agent_program"
 CALL = 'I add. <tool_call>{"name": "add",  "arguments": {"a":1,"b":2}}</tool_call>'
 CHAIN = f"[{CALL}<|im_end|>]\n<|im_start|>t\n3<|im_end|>\n<|im_start|>a\n[3<|im_end|>]"
+# The examples use OpenAI's API of responses, as both do by default; so they use that of chat completions.
+BY_CHAT = {
+    "pydantic_agent.py": ('"openai:policy"', '"openai-chat:policy"'),
+    "agents_sdk.py": ("set_tracing_disabled(True)", "set_tracing_disabled(True); chat('chat_completions')"),
+}
+IMPORTED = "from agents import set_default_openai_api as chat\n"
 
 
 @pytest.fixture(scope="module")
@@ -30,22 +32,19 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["pydantic_agent.py", "agents_sdk.py"])
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("name", BY_CHAT)
 def test_given_a_program_from_the_package_index_then_its_turns_with_a_tool_are_one_chain(
-    python: str, name: str
+    python: str, name: str, is_chat: bool, tmp_path: Path
 ) -> None:
-    says = texts(CALL, "3")
-
-    async def main() -> Any:
-        life, group = Life(None, n=1, http=True, says=says, command=[python, str(EXAMPLES / name)]), new_group(1)
-        try:
-            return await asyncio.wait_for(life.round(group), 120), group
-        finally:
-            await life.end()
-            await (await Gateway.at("127.0.0.1")).stop()
-            await AgentHost.of("commands").stop()
-
-    outcome, group = asyncio.run(main())
+    program, says = (EXAMPLES / name).read_text(), texts(CALL, "3")
+    if is_chat:
+        before, after = BY_CHAT[name]
+        assert before in program
+        program = program.replace(before, after)
+        program = IMPORTED + program if name == "agents_sdk.py" else program
+    (tmp_path / name).write_text(program)
+    outcome, group, _ = play(None, limit_s=120, says=says, command=[python, str(tmp_path / name)])
     assert not outcome.reason, outcome.cause
     check_rows(group, says)
     assert shown(group) == [CHAIN]

@@ -3,49 +3,18 @@
 import asyncio
 import io
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import anthropic
 import openai
 import pytest
+import ray
 
 from recipe.async_dapo.extensions.gateway import server
 
-from ..support.world import ADD, QUESTION, HttpAgent, Life, check_rows, letters, new_group, shown, texts
-
-THOUGHT_AND_CALL = 'hm</think>I add. <tool_call>{"name": "add",  "arguments": {"a":1,"b":2}}</tool_call>'
-RENDERED_CALL = THOUGHT_AND_CALL
-
-
-def openai_client(address: str, key: str, **options: Any) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, **options)
-
-
-def play(agent: HttpAgent, *, n: int = 1, **options: Any) -> Any:
-    """One round of a group; returns (outcome, group, life)."""
-
-    async def main() -> Any:
-        life, group = Life(agent, n=n, http=True, **options), new_group(n)
-        try:
-            outcome = await asyncio.wait_for(life.round(group), 60)
-        finally:
-            await life.end()
-            await (await server.Gateway.at("127.0.0.1")).stop()
-        return outcome, group, life
-
-    return asyncio.run(main())
-
-
-def rows(agent: HttpAgent, *says: str, **options: Any) -> list[str]:
-    """Of one session that ends well."""
-    outcome, group, _ = play(agent, says=texts(*says), **options)
-    assert not outcome.reason, outcome.cause
-    check_rows(group, texts(*says))
-    return shown(group)
-
-
-Ask = Callable[[Any, list[Any]], Awaitable[Any]]
+from ..support.played import ADDED, THOUGHT_AND_CALL, openai_client, play, rows
+from ..support.world import ADD, QUESTION, HttpAgent, check_rows, letters, shown, texts
 
 
 async def by_chat(client: Any, messages: list[Any], **more: Any) -> Any:
@@ -98,8 +67,7 @@ def test_given_an_answer_that_its_client_writes_anew_when_it_comes_back_then_its
             assert (await by_chat(client, messages, tools=[ADD])).content == "3"
         return 1.0
 
-    [row] = rows(agent, THOUGHT_AND_CALL, "3")
-    assert row == f"[{RENDERED_CALL}<|im_end|>]\n<|im_start|>t\n3<|im_end|>\n<|im_start|>a\n[3<|im_end|>]"
+    assert rows(agent, THOUGHT_AND_CALL, "3") == [ADDED]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -125,8 +93,17 @@ def test_given_anthropics_sdk_then_thinking_tools_and_their_results_go_through_o
             assert (await ask()).content[0].text == "3"
         return 1.0
 
-    [row] = rows(agent, THOUGHT_AND_CALL, "3")
-    assert row == f"[{RENDERED_CALL}<|im_end|>]\n<|im_start|>t\n3<|im_end|>\n<|im_start|>a\n[3<|im_end|>]"
+    assert rows(agent, THOUGHT_AND_CALL, "3") == [ADDED]
+
+
+def test_given_the_address_of_the_node_itself_then_agents_are_told_that() -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        assert urlsplit(address).hostname == ray.util.get_node_ip_address()
+        async with openai_client(address, key) as client:
+            await by_chat(client, sample["raw_prompt"])
+        return 1.0
+
+    assert rows(agent, "yes", host="node") == ["[yes<|im_end|>]"]
 
 
 def test_given_a_streaming_client_then_its_helper_puts_text_calls_usage_and_reasoning_together() -> None:

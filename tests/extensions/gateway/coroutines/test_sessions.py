@@ -20,9 +20,7 @@ EPISODES = [pytest.param(number, marks=[pytest.mark.nightly] if number >= 24 els
 
 
 async def ask(session: Session, messages: list[Any]) -> dict[str, Any]:
-    exchange = await session.ask(Request(messages=messages))
-    session.delivered(exchange)
-    return exchange.reply.result().message
+    return (await session.ask(Request(messages=messages))).reply.result().message
 
 
 def turn(text: str) -> dict[str, Any]:
@@ -149,10 +147,27 @@ async def test_given_a_session_that_closes_as_a_request_comes_in_then_its_client
     await finished(Life(closed, n=1), new_group(1))
 
 
-async def test_given_discard_then_agents_end_with_the_round() -> None:
+async def test_given_an_equal_request_before_a_reply_is_written_then_it_is_a_sample_of_its_own() -> None:
+    async def agent(session: Session, sample: dict[str, Any]) -> float:
+        request = Request(messages=[*QUESTION])
+        first = await session.ask(request)  # its client is still to be written to
+        assert await session.ask(request) is not first
+        session.undelivered(first)
+        assert await session.ask(request) is first, "it has gone, and asks again"
+        return 1.0
+
+    group, life = new_group(1), Life(agent, n=1)
+    await finished(life, group)
+    assert life.server.requests == 2 and life.boxes[0].session.counts["resent"] == 1
+
+
+async def test_given_discard_then_agents_end_with_the_round_and_start_again_from_nothing() -> None:
     group, life = new_group(), Life(talker, most=0)
     assert await life.round(group, 0.3) is None
     assert all(task.get_name() != "agent" for task in asyncio.all_tasks())
+    assert group.restart() > 0
+    assert await finished(life, group) == await finished(Life(talker), new_group())
+    assert len(life.boxes) == 8
 
 
 def clock(ticks: list[int]) -> Any:
@@ -188,6 +203,37 @@ async def test_given_a_time_in_the_prompt_when_its_agent_runs_again_then_it_goes
         assert "has asked for something else when it ran again" in caplog.text and "time" in caplog.text
     else:
         assert "time 0" in shown_prompt(group), "the first words stay"
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_given_the_time_in_prompts_of_sub_agents_that_ask_in_another_order_then_nothing_is_lost(
+    seed: int,
+) -> None:
+    random, ticks = Random(seed), iter(range(10**6))
+
+    async def agent(session: Session, sample: dict[str, Any]) -> float:
+        async def sub(number: int) -> None:
+            own: list[Any] = [turn(f"part {number}. time {next(ticks)}")]
+            for _ in range(3):
+                await asyncio.sleep(random.uniform(0.0, 0.5))
+                own += [await ask(session, own), turn(f"go on. time {next(ticks)}")]  # all of them say the same
+
+        async with asyncio.TaskGroup() as subs:
+            for number in random.sample(range(3), 3):
+                subs.create_task(sub(number))
+        return 1.0
+
+    group = new_group(1)
+    for rounds in range(99):
+        life = Life(agent, n=1, version=rounds, ignored=[r"time \d+"])
+        is_ended = await life.round(group, random.uniform(0.2, 1.5)) is not None
+        assert life.diverged_tok == 0
+        await life.end()
+        if is_ended:
+            break
+        group = reread(group)
+    check_rows(group)
+    assert len(group.trajectories[0].outputs) == 3
 
 
 def shown_prompt(group: PromptGroup) -> str:

@@ -21,6 +21,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"agent": "a:b", "timeout": 3}, "timeout=3: unknown option; known: agent"),
     "choice": ({"agent": "a:b", "on_failure": "zero"}, "on_failure=zero: must be one of drop_group, score_zero"),
     "limit": ({"agent": "a:b", "silence_s": 0}, "silence_s=0: must be a positive number"),
+    "an address of none": ({"agent": "a:b", "host": "0.0.0.0"}, "host=0.0.0.0: agents are told this address: name"),
     "patterns that are no list": ({"agent": "a:b", "ignored": "time"}, "must be a list of regular expressions"),
     "a variable that is no text": ({"command": ["c"], "environment": {"THREADS": 4}}, "environment=THREADS: names and"),
     "no variables": ({"command": ["c"], "environment": ["A=b"]}, "environment=list: must have"),

@@ -1,5 +1,6 @@
 """Agents written against the vendors' SDKs only: nothing here knows of training."""
 
+import asyncio
 from typing import Any
 
 import anthropic
@@ -37,4 +38,24 @@ async def three_turns(base_url: str, key: str, sample: dict[str, Any]) -> dict[s
                     raise
                 break
     right = float(sample["session_id"] // 2 % 2)
+    return {"reward": right, "acc": right}
+
+
+async def with_helpers(base_url: str, key: str, sample: dict[str, Any]) -> dict[str, float]:
+    """A first word, two sub-agents side by side by the API of responses, of two turns each, and a last word."""
+    client = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key)
+    messages: list[Any] = [dict(message) for message in sample["raw_prompt"]]
+    async with client:
+
+        async def helped(number: int) -> None:
+            given: list[Any] = [{"role": "user", "content": f"Part {number}"}]
+            for _ in range(2):
+                reply = await client.responses.create(model="policy", input=given, max_output_tokens=8, store=False)
+                given += [*reply.output, CHECK]
+
+        first = await client.chat.completions.create(model="policy", messages=messages, max_tokens=8)
+        await asyncio.gather(helped(1), helped(2))
+        messages += [first.choices[0].message, CHECK]
+        await client.chat.completions.create(model="policy", messages=messages, max_tokens=8)
+    right = float(sample["session_id"] % 2)
     return {"reward": right, "acc": right}

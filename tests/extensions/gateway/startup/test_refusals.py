@@ -1,0 +1,43 @@
+"""What an agent program cannot be given is refused before a cluster starts."""
+
+import resource
+
+import pytest
+
+from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo_lab.gpu_check.families import TinyModel, qwen2_5_vl
+
+from ....support.composed_runs import refusal
+
+AGENT = "actor_rollout_ref.rollout.agent"
+LOOPS = """
+- name: program
+  _target_: recipe.async_dapo.extensions.gateway.black_box.BlackBoxAgent
+  agent: json:loads
+"""
+
+# transformers' processors, with numpy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+
+
+@pytest.fixture
+def named(tmp_path) -> tuple[str, ...]:
+    (tmp_path / "loops.yaml").write_text(LOOPS)
+    return f"{AGENT}.default_agent_loop=program", f"{AGENT}.agent_loop_config_path={tmp_path}/loops.yaml"
+
+
+def test_given_prompts_with_pictures_then_the_loop_and_the_remedy_are_named(run, named, tmp_path) -> None:
+    assets = TinyModel(make=qwen2_5_vl, has_pictures=True).write(tmp_path / "assets")
+    data = (f"data.train_files={assets.train_file}", f"data.val_files={assets.validation_file}")
+    message = refusal(run, *named, f"actor_rollout_ref.model.path={assets.model}", *data)
+    assert "has a prompt with pictures" in message and "the agent loop program shows it none; leave them out" in message
+
+
+def test_given_too_few_open_files_for_a_batch_then_limit_number_and_remedy_are_named(run, named, monkeypatch) -> None:
+    check_all(run(*named))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
+    message = refusal(
+        run, *named, "data.train_batch_size=64", "actor_rollout_ref.rollout.n=16", f"{AGENT}.num_workers=8"
+    )
+    assert "ulimit -Hn=1024: 128 sessions that a worker may have open at once take 1536 open files; raise" in message
+    assert f"more {AGENT}.num_workers" in message

@@ -1,0 +1,42 @@
+"""Sessions over sockets, in real time: agents of a test that ask by a vendor's SDK."""
+
+import asyncio
+from typing import Any
+
+import openai
+
+from recipe.async_dapo.extensions.gateway.agent_host import AgentHost
+from recipe.async_dapo.extensions.gateway.server import Gateway
+
+from .world import HttpAgent, Life, check_rows, new_group, shown, texts
+
+THOUGHT_AND_CALL = 'hm</think>I add. <tool_call>{"name": "add",  "arguments": {"a":1,"b":2}}</tool_call>'
+ADDED = f"[{THOUGHT_AND_CALL}<|im_end|>]\n<|im_start|>t\n3<|im_end|>\n<|im_start|>a\n[3<|im_end|>]"  # a row
+
+
+def openai_client(address: str, key: str, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, **options)
+
+
+def play(agent: HttpAgent | None, *, n: int = 1, limit_s: float = 60, **options: Any) -> Any:
+    """One round of a group; returns (outcome, group, life)."""
+
+    async def main() -> Any:
+        life, group = Life(agent, n=n, http=True, **options), new_group(n)
+        try:
+            outcome = await asyncio.wait_for(life.round(group), limit_s)
+        finally:
+            await life.end()
+            await (await Gateway.at(options.get("host", "127.0.0.1"))).stop()
+            await AgentHost.of("commands").stop()
+        return outcome, group, life
+
+    return asyncio.run(main())
+
+
+def rows(agent: HttpAgent, *says: str, **options: Any) -> list[str]:
+    """Of one session that ends well."""
+    outcome, group, _ = play(agent, says=texts(*says), **options)
+    assert not outcome.reason, outcome.cause
+    check_rows(group, texts(*says))
+    return shown(group)
