@@ -4,7 +4,6 @@
 import asyncio
 import gc
 import inspect
-from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +19,7 @@ from recipe.async_dapo.core.leases import server_calls
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
 from recipe.async_dapo.runtime import garbage
-from recipe.async_dapo.startup.verl_options import OVERRIDDEN, vllm_arguments
+from recipe.async_dapo.startup.verl_options import OVERRIDDEN
 from requirements import bump_check
 from requirements.bump_check import named, signature_of
 from requirements.upstream import SEAMS, SIGNATURES
@@ -140,10 +139,6 @@ def test_an_aborted_requests_empty_last_chunk_repeats_all_log_probs() -> None:
 def test_chunks_of_a_slow_reader_are_merged_with_the_repeated_log_probs_at_the_end() -> None:
     _, merged = simulate(last_chunks(1, reads_s=10.0))
     assert (len(merged.token_ids), len(merged.logprobs)) == (2, 5)
-
-
-def test_arguments_read_from_the_source_are_those_of_the_class() -> None:
-    assert {field.name for field in fields(AsyncEngineArgs)} <= vllm_arguments()
 
 
 def test_verl_sets_what_is_said_to_be_overridden_before_the_arguments_of_the_user() -> None:

@@ -92,7 +92,7 @@ def test_given_what_no_check_foresees_when_checked_then_it_has_a_line_and_the_ot
     def crash(*_: object) -> None:
         raise KeyError("ground_truth")
 
-    monkeypatch.setattr(data_check, "_Prompts", crash)
+    monkeypatch.setattr(data_check, "Prompts", crash)
     found = {finding.name: finding for finding in findings(run())}
     error = found["data"].error
     assert str(error).startswith("data=<not checked>: KeyError: 'ground_truth' (") and isinstance(

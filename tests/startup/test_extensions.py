@@ -1,27 +1,35 @@
 """A copy of the recipe may lack an extension: its option's value is refused by name, and nothing else changes."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from recipe.async_dapo.config import extensions
 from recipe.async_dapo.config.extensions import SERVED
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup.agent_loop_check import _import
+from recipe.async_dapo.startup.preflight import check_all, findings
 
-from ..support.composed_runs import of_options
+from ..support.composed_runs import of_options, refusal
 
 VALUES = {"async_dapo.sources": "balanced"}  # of options that any value chooses
 
 
-@pytest.mark.parametrize("one", SERVED, ids=str)
-def test_a_value_whose_extension_is_not_in_this_copy_is_refused_by_name(run, monkeypatch, tmp_path, one):
-    value = one.value or VALUES[one.key]
+@pytest.fixture
+def bare_copy(monkeypatch, tmp_path) -> Iterator[None]:
+    """Without any extension."""
     monkeypatch.setattr(extensions, "FOLDER", tmp_path)
     extensions.declared.cache_clear()
-    try:
-        assert not of_options(run())
-        errors = of_options(run(f"{one.key}={value}"))
-    finally:
-        extensions.declared.cache_clear()
+    yield
+    extensions.declared.cache_clear()
+
+
+@pytest.mark.usefixtures("bare_copy")
+@pytest.mark.parametrize("one", SERVED, ids=str)
+def test_a_value_whose_extension_is_not_in_this_copy_is_refused_by_name(run, one):
+    value = one.value or VALUES[one.key]
+    assert not of_options(run())
+    errors = of_options(run(f"{one.key}={value}"))
     wanted = f"{one.key}={value}: extensions/{one.extension} is not in this copy; copy that folder too, "
     assert [error for error in errors if error.startswith(wanted)], errors
 
@@ -31,3 +39,11 @@ def test_an_agent_loop_whose_extension_is_not_in_this_copy_is_refused_by_name() 
     with pytest.raises(ConfigError, match="extensions/absent is not in this copy; copy that folder too"):
         _import({"name": "solver", "_target_": target}, "solver")
     assert extensions.missing("recipe.another.Loop") is None
+
+
+@pytest.mark.usefixtures("bare_copy")
+def test_a_copy_without_further_checks_says_so_in_one_line_and_refuses_what_would_make_a_wrong_run(run):
+    [said] = [one for one in findings(run()) if one.name == "further checks"]
+    assert said.note.startswith("warning: extensions/checks is not in this copy: ") and said.error is None
+    check_all(run("trainer.logger=[console,wandb]"))  # a key that may be missing
+    assert refusal(run, "trainer.critic_warmup=5").startswith("trainer.critic_warmup=5: there is no critic")

@@ -1,16 +1,13 @@
-"""The lab's check says what does not fit on the same GPUs, and the recipe's what a host has no room for."""
+"""The lab's check says what does not fit on the same GPUs."""
 
 import json
 import re
 import shutil
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.startup.model_check import check_host_memory
 from recipe.async_dapo_lab.check import in_words
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 from recipe.async_dapo_lab.plan.hardware import load_model
@@ -115,11 +112,3 @@ def test_a_model_with_experts_or_with_unknown_tensors_holds_at_least_its_values(
         pinned = pinned_bytes(config, parameters=model.parameters, shards=8, value_bytes=4)
         values = 4 * model.parameters / 8
         assert values <= pinned <= 2 * values
-
-
-@pytest.mark.parametrize(("gib", "gpus", "fits"), [(7, 8, True), (9, 8, False), (9, 2, True), ("null", 8, True)])
-def test_host_memory_for_kv_that_a_node_does_not_have_is_refused(on_gpus, an_80_gb_gpu, monkeypatch, gib, gpus, fits):
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=64 * 2**30))
-    config = on_gpus(f"async_dapo.host_kv_gib={gib}", f"trainer.n_gpus_per_node={gpus}")
-    with nullcontext() if fits else pytest.raises(ConfigError, match=r"host_kv_gib=9: .* 64 GiB .* at most 8, less"):
-        check_host_memory(config)

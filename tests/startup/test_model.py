@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipe.async_dapo.startup.model_check import WRONG_LOG_PROBS, ModelSetup
-from recipe.async_dapo.startup.preflight import check_all, findings
+from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.training.one_update import has_dropout
 
 from ..support.composed_runs import refusal
@@ -47,37 +47,6 @@ def test_given_a_context_shorter_than_prompt_and_response_when_checked_then_both
         assert f"max_model_len={most}: must be null, or in 63..63" in refusal(run, *within)
     check_all(run(path, "++actor_rollout_ref.model.override_config.max_position_embeddings=64"))
     check_all(run(path, "++actor_rollout_ref.model.override_config.model_config.max_position_embeddings=64"))
-
-
-def test_a_folder_of_a_checkpoint_without_weights_is_refused_with_the_command_that_merges(run, model, tmp_path):
-    """Each checkpoint has `actor/huggingface`. A worker said that it holds no weights, minutes after the start."""
-    (model / "model.safetensors").unlink()
-    named = f"actor_rollout_ref.model.path={model}"
-    [note] = [one.note for one in findings(run(named)) if one.name == "model"]
-    assert note == f"warning: {named} holds no weights: no more than a rehearsal can start"
-    (tmp_path / "model_world_size_2_rank_0.pt").touch()
-    message = refusal(run, named)
-    assert message.startswith(f"{named}: holds no weights, they are beside it, cut into ranks; merge them")
-    assert f"python -m verl.model_merger merge --backend fsdp --local_dir {tmp_path} --target_dir MODEL" in message
-
-
-def test_the_critics_model_is_looked_at_too(run, model):
-    (model / "model.safetensors").unlink()
-    critic = ("algorithm.adv_estimator=gae", "critic.strategy=fsdp2", "critic.ppo_micro_batch_size_per_gpu=1")
-    found = findings(run(*critic, named := f"critic.model.path={model}"))
-    [note] = [one.note for one in found if one.name == "model"]
-    assert note == f"warning: {named} holds no weights: no more than a rehearsal can start"
-
-
-@pytest.mark.parametrize("template", ["{}/chat_template.jinja", "all alike"])
-def test_a_template_that_leaves_out_what_is_asked_is_refused(run, model, template):
-    """A name of a file is the text of a template: every prompt was that name."""
-    message = refusal(run, f"actor_rollout_ref.model.custom_chat_template='{template.format(model)}'")
-    assert message.startswith("actor_rollout_ref.model.custom_chat_template=") and "the same tokens of every" in message
-    (model / "chat_template.jinja").write_text("all alike")
-    assert "its chat template makes the same tokens of 12 and 345" in refusal(
-        run, f"actor_rollout_ref.model.path={model}"
-    )
 
 
 EXTERNAL_LIB = """
@@ -166,17 +135,6 @@ def test_an_output_layer_that_engines_would_leave_out_is_refused(run, model):
     assert refusal(run, path).startswith(f"{path}: its config.json has tie_word_embeddings=true, and its checkpoint an")
     save_file(weights | {"lm_head.weight": embeddings.clone()}, model / "model.safetensors", metadata={"format": "pt"})
     check_all(run(path))
-
-
-@pytest.mark.parametrize("name", ["mtp.fc.weight", "model.layers.{behind}.eh_proj.weight"])
-def test_given_drafts_by_the_models_own_head_when_the_checkpoint_lacks_it_then_they_are_refused(run, model, name):
-    drafts = (f"actor_rollout_ref.model.path={model}", "async_dapo.drafts=mtp")
-    assert f"drafts=mtp: {model} holds no weights of a head that predicts several tokens" in refusal(run, *drafts)
-    layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
-    weights = load_file(model / "model.safetensors")
-    head = weights["model.norm.weight"].clone()
-    save_file(weights | {name.format(behind=layers): head}, model / "model.safetensors", metadata={"format": "pt"})
-    check_all(run(*drafts))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -10,7 +10,7 @@ from recipe.async_dapo.rollout import reward_isolation
 from recipe.async_dapo.rollout.reward_isolation import RewardRaised, isolate_reward
 from recipe.async_dapo.startup.preflight import check_all
 
-from .test_reward import write_reward
+from ..support.composed_runs import write_reward
 
 ECHO = """
 def compute_score(solution_str, scale, reward_router_address=None, **_):

@@ -31,6 +31,16 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
+def reward_of(body: str, kind: str) -> str:
+    return f"{kind} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {body}\n"
+
+
+def write_reward(folder: Path, body: str, *, kind: str = "def") -> Path:
+    path = folder / "reward.py"
+    path.write_text(reward_of(body, kind))
+    return path
+
+
 def row(number: int, *, source: str = "sums", prompt: str | None = None) -> dict[str, Any]:
     return {
         "data_source": source,

@@ -5,9 +5,9 @@ import re
 import pytest
 from omegaconf import OmegaConf
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.values import Rule
-from recipe.async_dapo.startup import rules
-from recipe.async_dapo.startup.rules import Run
+from recipe.async_dapo.startup.facts import Run
 
 from .composed_runs import ComposeRun, of_options
 
@@ -62,7 +62,10 @@ def assert_refused(run: ComposeRun, monkeypatch: pytest.MonkeyPatch, rule: Rule,
     wrong, right = map(in_full, line.split("->"))
     missing = {word[1:] for word in wrong if word.startswith("-")}
     wrong = [word for word in wrong if not word.startswith("-")]
-    monkeypatch.setattr(rules, "find_spec", lambda name: None if name in missing else True)
+    if "checks" in declared():
+        from recipe.async_dapo.extensions.checks import rows
+
+        monkeypatch.setattr(rows, "find_spec", lambda name: None if name in missing else True)
     errors = of_options(config := run(*wrong), before=AFTER_RULES)
     remedy = ".*".join(map(re.escape, re.split(r"\{it[^}]*\}", rule.remedy.replace("{{", "{").replace("}}", "}"))))
     value = re.escape(str(OmegaConf.select(Run.of(config, None).config, rule.key)))

@@ -28,6 +28,8 @@ class Declared:
     Attributes:
         together: rows that are judged as those of `TOGETHER` are, by the recipe's options, for the planner too.
         rules: rows that are judged as those of `startup/rules.py` are, by all options.
+        checks: `checks(core, config, options, seen)`: all checks of a run before it starts, made of those of the core
+            (`startup/preflight.py`), by their names.
         metrics: that it adds to a step, without the prefix.
         parts: the `Parts` of a run; at most one extension of a run has them.
         observer: makes, of the recipe's options, an `Observer` of `training/observer.py`.
@@ -39,6 +41,7 @@ class Declared:
 
     together: tuple[Rule, ...] = ()
     rules: tuple[Rule, ...] = ()
+    checks: str = ""
     metrics: tuple[str, ...] = ()
     parts: str = ""
     observer: str = ""

@@ -40,7 +40,6 @@ COLUMNS = (
     "verl reads four columns: prompt=[{{'role': 'user', 'content': TEXT}}] (data.prompt_key={}), data_source=TEXT, "
     "reward_model={{'ground_truth': ANSWER}}, extra_info; docs/your_own.md makes them"
 )
-_TWO_PROMPTS = ("12", "345")  # which any template has to tell apart
 # verl's per-prompt overrides, and what verl and this recipe note of each prompt.
 UNSUPPORTED_COLUMNS = ("__rollout_n__", "__do_sample__", "uid", "validate", "global_steps")
 _LIMIT = "data.max_prompt_length"
@@ -69,7 +68,7 @@ def no_pictures(model: Any) -> str:
     return ""
 
 
-class _Prompts:
+class Prompts:
     """Renders prompts as agent loops do, and counts their tokens.
 
     Raises:
@@ -97,7 +96,6 @@ class _Prompts:
             )
             empty = [{"role": "user", "content": ""}]
             self._template_tok = self.count_tok({"raw_prompt": empty, AGENT_COLUMN: TOOL_LOOP})
-            self._check_template(config)
         except ConfigError:
             raise
         except Exception as error:  # the template is the model's own code
@@ -105,24 +103,9 @@ class _Prompts:
             key = "actor_rollout_ref.model.path"
             raise refused(config, key, f"its chat template fails: {error}; {remedy}") from error
 
-    def _check_template(self, config: DictConfig) -> None:
-        """A name of a file is a template, too: one that leaves out what is asked."""
-        rendered = {
-            tuple(self._builder.build_initial_tokens([{"role": "user", "content": text}], tools=self._tools or None))
-            for text in _TWO_PROMPTS
-        }
-        template = config.actor_rollout_ref.model.custom_chat_template
-        if len(rendered) == len(_TWO_PROMPTS):
-            return
-        if template is None:
-            remedy = f"its chat template makes the same tokens of {' and '.join(_TWO_PROMPTS)}; correct it"
-            raise refused(config, "actor_rollout_ref.model.path", remedy)
-        remedy = (
-            "is the text of a template, and makes the same tokens of every prompt; give the text, or keep it as "
-            "chat_template.jinja beside a copy of the tokenizer, and name that folder: "
-            "actor_rollout_ref.model.tokenizer_path"
-        )
-        raise refused(config, "actor_rollout_ref.model.custom_chat_template", remedy)
+    def tokens(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Of a prompt without pictures, with all tools."""
+        return list(self._builder.build_initial_tokens(messages, tools=self._tools or None))
 
     def count_tok(self, row: dict[str, Any]) -> int:
         """Of a row of verl's data set, with the tools that its agent loop offers."""
@@ -167,7 +150,7 @@ class _Sample:
         return "data.custom_cls.path" if self.is_custom else self.key
 
 
-def check_data(config: DictConfig, options: AsyncDAPOConfig) -> tuple[list[dict[str, Any]], str]:
+def check_data(config: DictConfig, options: AsyncDAPOConfig, prompts: Prompts) -> tuple[list[dict[str, Any]], str]:
     """Check that files exist, that verl can make a data set of them with prompts enough, and that no prompt is cut.
 
     Returns:
@@ -177,7 +160,6 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> tuple[list[dict[
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    prompts = _Prompts(config)
     row_of_source: dict[str, dict[str, Any]] = {}
     told: list[str] = []
     for key, max_samples, wanted, unit in (
@@ -214,7 +196,7 @@ class _Rows(list[dict[str, Any]]):
         return _Rows(filter(function, self))
 
 
-def _read_by_verl(config: DictConfig, key: str, prompts: _Prompts) -> _Sample:
+def _read_by_verl(config: DictConfig, key: str, prompts: Prompts) -> _Sample:
     """Rows at equal distances, the first of each data source, and the first that lacks something; where verl filters
     nothing, the longest, too.
 
@@ -325,7 +307,7 @@ def _longest(table: Any, prompt_key: str) -> set[int]:
     return set(np.concatenate(lengths).argsort()[-_LONGEST:].tolist()) if lengths else set()
 
 
-def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts: _Prompts) -> None:
+def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts: Prompts) -> None:
     """A row as verl's data set gives it holds text, pictures if the model can be shown them, what verl's reward
     managers read, and no name that is taken.
     """
@@ -378,11 +360,11 @@ def _is_scorable(config: DictConfig, row: dict[str, Any]) -> bool:
     return isinstance(row.get(SOURCE), str) and has_truth
 
 
-def _loop_of(row: dict[str, Any], prompts: _Prompts) -> str:
+def _loop_of(row: dict[str, Any], prompts: Prompts) -> str:
     return str(row.get(AGENT_COLUMN, prompts.default_loop))
 
 
-def _scores_itself(config: DictConfig, row: dict[str, Any], prompts: _Prompts) -> bool:
+def _scores_itself(config: DictConfig, row: dict[str, Any], prompts: Prompts) -> bool:
     """Whether the row may lack that. verl's validation and its dumps ask a ground truth's column for its keys: it has
     none, or each row one.
     """
@@ -397,7 +379,7 @@ def _shown(row: dict[str, Any]) -> str:
 
 
 def _check_lengths(
-    config: DictConfig, sample: _Sample, prompts: _Prompts, *, available: int, wanted: int, unit: str
+    config: DictConfig, sample: _Sample, prompts: Prompts, *, available: int, wanted: int, unit: str
 ) -> str:
     """Render the sample's prompts. What verl keeps must fit, and be enough.
 

@@ -2,27 +2,23 @@
 longest response that they allow.
 """
 
-import re
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors import safe_open
 
-from ..config.values import Drafts, Rule, check_each, check_rules, refused
+from ..config.values import Rule, check_each, check_rules, refused
 
 _MODEL, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
 _TIED = ("lm_head.weight", "embed_tokens.weight")
 _ROWS = 64  # of either, to compare them by
-_LAYER = re.compile(r"(?:model\.|language_model\.)*layers\.(\d+)\.")
 _ATTENTION = _MODEL + "override_config.attn_implementation"
 _PACKS = _MODEL + "use_remove_padding"
 _SPLITS = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
@@ -111,60 +107,22 @@ def load_by_verl(config: DictConfig, of: str = "actor_rollout_ref") -> Any:
         raise refused(config, f"{of}.model.path", f"verl cannot load it: {why}; correct path or options") from error
 
 
-def check_model(config: DictConfig) -> str:
+def check_model(config: DictConfig) -> None:
     """Check how it is computed, and its context.
-
-    Returns:
-        What it lacks, in words; empty if it is whole.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    told: list[str] = []
     model, wrong = load_by_verl(config), WRONG_LOG_PROBS if config.model_engine == "dp" else ()
     check_each(
         [
             partial(check_rules, wrong, ModelSetup.of(config, model), config),
-            lambda: told.append(_lacks_weights(config, model, _MODEL + "path")),
-            lambda: told.append(_check_critic(config)),
             partial(_check_output_layer, config, model),
-            partial(_check_head, config, model),
             partial(_check_adapters, config, model),
             partial(_check_host_kv, config, model),
             partial(_check_context, config, model),
         ]
     )
-    return "; ".join(filter(None, told))
-
-
-def _lacks_weights(config: DictConfig, model: Any, key: str) -> str:
-    """Each checkpoint of verl's has a folder with the tokenizer and the configuration of the model alone.
-
-    Returns:
-        What to say of another folder without weights, which is enough for a rehearsal; empty if there are some.
-
-    Raises:
-        ConfigError: for the folder of a checkpoint.
-    """
-    folder = Path(model.local_path)
-    if not folder.is_dir() or any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
-        return ""
-    if not next(folder.parent.glob("model_world_size_*.pt"), None):
-        return f"{key}={folder} holds no weights: no more than a rehearsal can start"
-    raise refused(
-        config,
-        key,
-        "holds no weights, they are beside it, cut into ranks; merge them, and name that folder: python -m "
-        f"verl.model_merger merge --backend fsdp --local_dir {folder.parent} --target_dir MODEL; or name the model "
-        "that the run began with, and resume (trainer.resume_mode=resume_path)",
-    )
-
-
-def _check_critic(config: DictConfig) -> str:
-    """verl loads it when engines are up."""
-    from verl.trainer.ppo.utils import need_critic
-
-    return _lacks_weights(config, load_by_verl(config, "critic"), "critic.model.path") if need_critic(config) else ""
 
 
 def _check_output_layer(config: DictConfig, model: Any) -> None:
@@ -185,25 +143,6 @@ def _check_output_layer(config: DictConfig, model: Any) -> None:
         )
 
 
-def _check_head(config: DictConfig, model: Any) -> None:
-    """A checkpoint may lack the head that its config.json names: transformers loads and saves a model without it. The
-    head would be random, or vLLM ends the engines at their start.
-    """
-    if config.async_dapo.drafts != Drafts.MTP:
-        return
-    layers, names = model.hf_config.get_text_config().num_hidden_layers, set[str]()
-    for file in Path(model.local_path).glob("*.safetensors"):
-        with safe_open(file, framework="pt") as weights:
-            names.update(weights.keys())
-    if names and not any(_is_of_head(name, layers) for name in names):
-        raise refused(
-            config,
-            "async_dapo.drafts",
-            f"{model.local_path} holds no weights of a head that predicts several tokens; take a checkpoint that does, "
-            "or set suffix, or null",
-        )
-
-
 def _check_adapters(config: DictConfig, model: Any) -> None:
     """vLLM leaves out adapters of what sees pictures, and verl merges none outside of the layers that FSDP wraps. PEFT
     takes a text other than all-linear for a regular expression: with one, the user has named the layers.
@@ -218,12 +157,6 @@ def _check_adapters(config: DictConfig, model: Any) -> None:
         f"adapters of {model.hf_config.model_type}'s vision tower would be trained, and never reach engines; set a "
         "regular expression of its names, such as '.*visual.*'",
     )
-
-
-def _is_of_head(name: str, layers: int) -> bool:
-    """Whether a tensor is named after such a head, or is of a layer behind the model's own."""
-    layer = _LAYER.match(name)
-    return "mtp" in name or (layer is not None and int(layer[1]) >= layers)
 
 
 def _check_host_kv(config: DictConfig, model: Any) -> None:
@@ -253,21 +186,4 @@ def _check_context(config: DictConfig, model: Any) -> None:
             _ROLLOUT + "max_model_len",
             f"must be null, or in {longest_tok}..{context_tok}: data.max_prompt_length + data.max_response_length = "
             f"{longest_tok}, and the model has {context_tok} positions; lower the former, or take another model",
-        )
-
-
-def check_host_memory(config: DictConfig) -> None:
-    """On this machine, where engines may run on it.
-
-    Raises:
-        ConfigError: naming key, value and remedy.
-    """
-    gib, gpus = config.async_dapo.host_kv_gib, config.trainer.n_gpus_per_node
-    free_gib = psutil.virtual_memory().available / 2**30
-    if gib is not None and gib * gpus > free_gib and (torch.cuda.is_available() or config.trainer.device == "cpu"):
-        raise refused(
-            config,
-            "async_dapo.host_kv_gib",
-            f"for each of the {gpus} GPUs of a node; {free_gib:.0f} GiB of host memory are free here; set at most "
-            f"{free_gib / gpus:.0f}, less what trainer.n_gpus_per_node training workers offload",
         )

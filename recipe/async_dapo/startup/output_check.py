@@ -1,14 +1,12 @@
-"""Folders that a run writes to, and the checkpoint that it resumes from: one that cannot be written or is damaged would
-be found when engines are up, or the first checkpoint is due.
+"""URLs that would be taken for paths; and the checkpoint that a run resumes from, whose damage, or what it contradicts,
+would be found when engines are up, or never.
 """
 
 import json
 import logging
 import os
 import pickle
-from collections.abc import Iterator
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -27,7 +25,6 @@ from ..record.checkpoint_folder import (
     step_of,
     verify,
 )
-from ..record.run_files import metrics_file
 from ..record.trained_model import TrainedModel
 from ..runtime.shipping import CODE_OPTIONS, DATA_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 from .verl_options import listed
@@ -38,26 +35,16 @@ NEWEST_FILE = "latest_checkpointed_iteration.txt"  # verl's name; holds a step
 STORAGE_UNITS_FILE = "transfer_queue/simple_storage/storage_unit_info.json"  # TransferQueue's; a list of all units
 _SAVED_WITH = f"{{}} was saved with {{}}; set that, or {ANEW}"
 _MODEL = "actor_rollout_ref.model.path"
-_CLASSES = ("async_dapo.recorder", "trainer.checkpoint_callback_class")  # of the user's, which the trainer makes
 
 
 def check_output_folders(config: DictConfig) -> None:
-    """Check that each folder can be made, and written to, by this user on this machine, and that classes which hear
-    of a run's steps and checkpoints are found.
+    """Refuse a URL in place of a path.
 
     Raises:
-        ConfigError: naming the option, or the environment variable, and what is in the way.
+        ConfigError: naming key, value and remedy.
     """
-    check_each(
-        [
-            *(
-                partial(_refuse_url, config, key)
-                for key in (*OUTPUT_OPTIONS, *FILE_OPTIONS, *CODE_OPTIONS, *PLACE_OPTIONS)
-            ),
-            *(partial(_check_folder, *named) for named in _folders(config)),
-            *(partial(_check_class, config, key) for key in _CLASSES),
-        ]
-    )
+    keys = (*OUTPUT_OPTIONS, *FILE_OPTIONS, *CODE_OPTIONS, *PLACE_OPTIONS)
+    check_each(partial(_refuse_url, config, key) for key in keys)
 
 
 def _refuse_url(config: DictConfig, key: str) -> None:
@@ -74,15 +61,7 @@ def _refuse_url(config: DictConfig, key: str) -> None:
             raise ConfigError(key, value, remedy)
 
 
-def _check_folder(key: str, value: str, folder: str) -> None:
-    place = _nearest(key, value, Path(folder).expanduser().absolute())
-    if not place.is_dir():
-        raise ConfigError(key, value, f"{place} is a file, so no folder can be made there; name another one")
-    if not os.access(place, os.W_OK):
-        raise ConfigError(key, value, f"this user may not write to {place}; name another folder, or make it writable")
-
-
-def _nearest(key: str, value: str, place: Path) -> Path:
+def nearest(key: str, value: str, place: Path) -> Path:
     """The place, or where there is none, the nearest above it that there is.
 
     Raises:
@@ -93,38 +72,6 @@ def _nearest(key: str, value: str, place: Path) -> Path:
     if place.is_dir() and not os.access(place, os.X_OK):
         raise ConfigError(key, value, f"this user may not enter {place}; name another folder, or let this user in")
     return place
-
-
-def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
-    """What names a folder, its value, the folder."""
-    trainer = config.trainer
-    keys = ["trainer.rollout_data_dir", "trainer.validation_data_dir", "async_dapo.report_dir"]
-    if trainer.save_freq > 0:
-        keys.insert(0, "trainer.default_local_dir")
-    for key in keys:
-        value = OmegaConf.select(config, key)
-        if value is not None and "://" not in value:  # else it is refused
-            yield key, value, value
-    loggers = listed(trainer.logger)
-    # As verl's loggers choose their places, in its order.
-    if "tensorboard" in loggers:
-        folder = os.environ.get("TENSORBOARD_DIR", f"tensorboard_log/{trainer.project_name}/{trainer.experiment_name}")
-        yield "TENSORBOARD_DIR", folder, folder
-    if "file" in loggers:
-        key = "VERL_FILE_LOGGER_PATH" if "VERL_FILE_LOGGER_PATH" in os.environ else "VERL_FILE_LOGGER_ROOT"
-        file = metrics_file(trainer.project_name, trainer.experiment_name)
-        yield key, os.environ.get(key, "."), str(file.parent)
-
-
-def _check_class(config: DictConfig, key: str) -> None:
-    name = OmegaConf.select(config, key)
-    try:
-        is_found = not name or find_spec(str(name).rpartition(".")[0]) is not None
-    except (ImportError, ValueError):  # of a package before it; no dot
-        is_found = False
-    if not is_found:
-        remedy = "no such module; name a class that Python finds, package.module.Class, or null"
-        raise ConfigError(key, name, remedy)
 
 
 def check_resume(config: DictConfig) -> str:
@@ -162,7 +109,7 @@ def check_resume(config: DictConfig) -> str:
 
 def _check_named(config: DictConfig) -> Path:
     folder = Path(config.trainer.resume_from_path).expanduser().absolute()
-    _nearest("trainer.resume_from_path", config.trainer.resume_from_path, folder)
+    nearest("trainer.resume_from_path", config.trainer.resume_from_path, folder)
     try:
         verify(folder)
     except DamagedCheckpoint as damage:
@@ -176,7 +123,7 @@ def _check_newest(config: DictConfig, root: Path) -> Path | None:
     """The checkpoint to resume from: that of the step which verl has noted, or the newest complete one before it, of
     the run that began last; None where nothing was ever saved.
     """
-    _nearest("trainer.default_local_dir", config.trainer.default_local_dir, root)
+    nearest("trainer.default_local_dir", config.trainer.default_local_dir, root)
     note, folders = root / NEWEST_FILE, checkpoint_folders(root)
     noted = note.read_bytes().strip() if note.exists() else b""
     damage: DamagedCheckpoint | None = None

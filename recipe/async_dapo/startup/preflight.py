@@ -3,13 +3,14 @@
 import logging
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from ..config.extensions import declared, load
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, ConfigErrors, check_each
 from ..runtime.containment import contained
@@ -20,10 +21,19 @@ from .keys import UnreadKey, unread_keys, without
 from .users_code import name_files_plainly, shipped_modules
 from .verl_options import check_types
 
+if TYPE_CHECKING:
+    from .data_check import Prompts
+
 logger = logging.getLogger(__name__)
 
 NOT_TRIED = "not tried: "  # a note that begins so claims nothing
 OPTIONS = "async_dapo options"  # the check without which those after it do not run
+
+FURTHER = "further checks"
+ABSENT = (
+    "extensions/checks is not in this copy: no more is checked than what would make a wrong run; other mistakes end it "
+    "minutes after its start"
+)
 
 Check = Callable[[], str | None]  # returns a note
 
@@ -35,6 +45,31 @@ class Finding:
     name: str
     note: str = ""
     error: ConfigError | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class DataSeen:
+    """What the check of the data leaves to those after it.
+
+    Attributes:
+        rows: one of each data source, as verl's data set gives it.
+        made: the run's model, and how it is given prompts, once something has asked for it.
+    """
+
+    config: DictConfig
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    made: "Prompts | None" = None
+
+    def prompts(self) -> "Prompts":
+        """
+        Raises:
+            ConfigError: if the model cannot be loaded, or its chat template fails.
+        """
+        if self.made is None:
+            from .data_check import Prompts
+
+            self.made = Prompts(self.config)
+        return self.made
 
 
 def check_all(config: DictConfig) -> None:
@@ -73,6 +108,8 @@ def findings(config: DictConfig) -> Iterator[Finding]:
     config = without(config, unread) if unread else config
     yield from _run(OPTIONS, parse)
     for options in parsed:
+        if not _with_checks():
+            yield Finding(name=FURTHER, note=WARNING + ABSENT)
         with shipped_modules(config):
             for name, check in checks_of(config, options).items():
                 yield from _run(name, check)
@@ -99,42 +136,43 @@ def _run(name: str, check: Check) -> Iterator[Finding]:
 
 
 def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
-    """The checks of a run by their names, in order. They are imported here, once the versions have been looked at."""
+    """The checks of a run by their names, in order: the core's, and those that extensions put around them."""
+    data = DataSeen(config=config)
+    checks = _essential(config, options, data)
+    for name in _with_checks():
+        checks = load(name, declared()[name].checks)(checks, config, options, data)
+    return checks
+
+
+def _with_checks() -> list[str]:
+    return [name for name, one in declared().items() if one.checks]
+
+
+def _essential(config: DictConfig, options: AsyncDAPOConfig, seen: DataSeen) -> dict[str, Check]:
+    """Without these a run could train something else than was asked for, lose what it has, or stand still. They are
+    imported here, once the versions have been looked at.
+
+    Args:
+        seen: the check of the data fills it.
+    """
     from .agent_loop_check import check_agent_loop
     from .data_check import check_data
-    from .environment_check import check_environment
-    from .model_check import check_host_memory, check_model
+    from .model_check import check_model
     from .output_check import check_output_folders, check_resume
-    from .reward_check import check_reward
     from .rules import check_options
-    from .verl_options import check_by_verl, check_engine_arguments, check_verl_options
-
-    rows: list[dict[str, Any]] = []  # one of each data source, to try the reward function on
+    from .verl_options import check_engine_arguments, check_verl_options
 
     def data() -> str:
-        found, left_out = check_data(config, options)
-        rows.extend(found)
-        return WARNING + left_out if left_out else f"sources {', '.join(sorted(row['data_source'] for row in rows))}"
-
-    def warned(check: Callable[[DictConfig], str]) -> str:
-        lacks = check(config)
-        return WARNING + lacks if lacks else ""
-
-    def reward() -> str:
-        function, odd = check_reward(config, options, rows)
-        return WARNING + odd if odd else function
+        seen.rows, told = check_data(config, options, seen.prompts())
+        return WARNING + told if told else f"sources {', '.join(sorted(row['data_source'] for row in seen.rows))}"
 
     return {
         "verl's options": partial(check_verl_options, config),
         "options together": partial(check_options, config, options),
         "vLLM's arguments": partial(check_engine_arguments, config),
-        "verl's own checks": partial(check_by_verl, config),
-        "environment": partial(warned, check_environment),
         "output folders": partial(check_output_folders, config),
         "checkpoint": partial(check_resume, config),
         "agent loop and tools": partial(check_agent_loop, config),
         "data": data,
-        "model": partial(warned, check_model),
-        "host memory": partial(check_host_memory, config),
-        "reward function": reward,
+        "model": partial(check_model, config),
     }

@@ -1,252 +1,59 @@
 """Options that do not go together: one row each, judged by `check_rules`.
 
-Without these rows verl or vLLM would ignore an option or misread it, training would learn wrongly, or the run would end
-minutes after its start. What they refuse themselves before engines start has no row. Each row was checked against the
-installed wheels.
+Without these rows verl or vLLM would ignore an option or misread it, training would learn wrongly, or a run would stand
+still, or lose what it has. Each row was checked against the installed wheels.
 """
 
 import math
-import re
-from dataclasses import dataclass
-from functools import cached_property, partial
-from importlib.util import find_spec
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
 from verl.workers.config import CriticConfig
 
 from ..config.extensions import declared
-from ..config.options import (
-    AsyncDAPOConfig,
-    checkpoints_to_keep,
-    engine_gpus,
-    gpus_per_engine,
-    needs_bypass_loss,
-    training_gpus,
-)
-from ..config.values import (
-    SUFFIX_MODULE,
-    SUFFIX_PACKAGE,
-    Drafts,
-    ImportanceSampling,
-    Rule,
-    SpeculativeConfig,
-    check_each,
-    check_rules,
-    copied,
-    own_head_drafts,
-)
-from ..core.leases import MAX_PENDING_CALLS, server_calls
-from .choices import LOSS_MODE, OLD_WANDB, check_values, verls_reward_managers
-from .verl_options import MEGATRON_SIZES, TRAINING_ENGINES, VEOMNI_SIZE, listed
+from ..config.options import AsyncDAPOConfig, needs_bypass_loss
+from ..config.values import Drafts, Rule, check_rules, own_head_drafts
+from ..core.leases import MAX_PENDING_CALLS
+from .facts import BYPASS, DECOUPLED, FSDP_NODES, MIXTURE, MODELS, MOST_WEIGHT, NONE, Run
+from .verl_options import MEGATRON_SIZES, listed, verls_reward_managers
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _CORRECTION, _REWARD = "actor_rollout_ref.model.", "algorithm.rollout_correction.", "reward.reward_kwargs."
 _VLLM, _OVERLONG = _ROLLOUT + "engine_kwargs.vllm.", _REWARD + "overlong_buffer_cfg."
 _VALIDATION = _ROLLOUT + "val_kwargs."
-_MODELS = {"actor": _ACTOR, "ref": _REF, "critic": "critic."}
-_FSDP_NODES = {"actor": ("", "fsdp_config."), "ref": ("", "fsdp_config."), "critic": ("fsdp.",)}
 _SHARDS = {
     "actor": _ACTOR + "fsdp_config.fsdp_size",
     "ref": _REF + "fsdp_config.fsdp_size",
     "critic": "critic.fsdp.fsdp_size",
 }
-_NODES = {
-    "actor": "actor_rollout_ref.actor",
-    "model": "actor_rollout_ref.model",
-    "rollout": "actor_rollout_ref.rollout",
-    "validation": "actor_rollout_ref.rollout.val_kwargs",
-    "vllm": "actor_rollout_ref.rollout.engine_kwargs.vllm",
-    "correction": "algorithm.rollout_correction",
-    "overlong": "reward.reward_kwargs.overlong_buffer_cfg",
-    "reward_model": "reward.reward_model",
-}
-
-_GPUS = {"training_gpus": training_gpus, "engine_gpus": engine_gpus, "gpus_per_engine": gpus_per_engine}
-
+LOSS_MODE = _ACTOR + "policy_loss.loss_mode"
 PENALISED_METRICS = ("reward", "seq_reward", "seq_final_reward")  # of the final reward, with the overlong penalty
-# Logger -> the package that it imports where training runs.
-LOGGER_PACKAGES = {"vemlp_wandb": "volcengine_ml_platform", OLD_WANDB: "wandb"} | {
-    name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio", "rl_insight")
-}
 _STORED = {"model", "optimizer", "extra"}  # what a resumed run goes on from
 _WEIGHTS = {"model", "hf_model"}
 _NOT_QUANTIZED = (None, "auto", "float16", "bfloat16")
-_MOST_WEIGHT = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """The facts that rows are judged by: verl's nodes by the names in `_NODES`, others by those of the configuration.
-
-    Attributes:
-        config: in which the arguments of vLLM have underscores, however they were written.
-        options: this recipe's.
-        own_drafts: vLLM's speculative config, as users gave it themselves.
-    """
-
-    config: DictConfig
-    options: AsyncDAPOConfig
-    own_drafts: SpeculativeConfig | None
-
-    @classmethod
-    def of(cls, config: DictConfig, options: AsyncDAPOConfig) -> "Run":
-        config = copied(config)
-        rollout = config.actor_rollout_ref.rollout
-        given = rollout.engine_kwargs.vllm.items()
-        rollout.engine_kwargs.vllm = {str(key).replace("-", "_"): value for key, value in given}
-        return cls(config=config, options=options, own_drafts=SpeculativeConfig.of(rollout.engine_kwargs.vllm))
-
-    def __getattr__(self, name: str) -> Any:
-        """Look a fact up once, and keep it as an attribute."""
-        fact = _GPUS[name](self.config) if name in _GPUS else self.get(_NODES.get(name, name))
-        self.__dict__[name] = fact
-        return fact
-
-    def get(self, key: str) -> Any:
-        return OmegaConf.select(self.config, key)
-
-    def corrects(self, mode: ImportanceSampling) -> bool:
-        return self.options.importance_sampling is mode
-
-    @cached_property
-    def has(self) -> dict[str, bool]:
-        """Which models are trained, or score."""
-        return {"actor": True, "ref": need_reference_policy(self.config), "critic": need_critic(self.config)}
-
-    @cached_property
-    def builds(self) -> dict[str, bool]:
-        """Which of these models have workers of their own: the reference policy is the actor without its adapters."""
-        has_adapters = any(self.get(_MODEL + name) for name in ("lora_rank", "lora.rank", "lora_adapter_path"))
-        return self.has | {"ref": self.has["ref"] and not has_adapters}
-
-    @property
-    def longest_tok(self) -> int:
-        return self.options.max_prompt_length + self.options.max_response_length
-
-    @property
-    def split_over(self) -> dict[str, int]:
-        """Ranks that share a sequence, by model [count]."""
-        keys = {
-            model: [*(f"{node}ulysses_sequence_parallel_size" for node in nodes), VEOMNI_SIZE, MEGATRON_SIZES[-1]]
-            for model, nodes in _FSDP_NODES.items()
-        }
-        return {model: max(self.get(_MODELS[model] + key) or 1 for key in keys[model]) for model in _MODELS}
-
-    @property
-    def held_by(self) -> dict[str, int]:
-        """Ranks that get the same trajectories: they share sequences, or Megatron's model [count], by model."""
-        return {
-            model: split * math.prod(self.get(_MODELS[model] + key) or 1 for key in MEGATRON_SIZES[:-1])
-            for model, split in self.split_over.items()
-        }
-
-    @property
-    def ranks(self) -> dict[str, int]:
-        """Data-parallel ranks, by model."""
-        return {model: max(1, self.training_gpus // held_by) for model, held_by in self.held_by.items()}
-
-    @property
-    def least_tok(self) -> dict[str, int]:
-        """Tokens that a rank's share of the longest trajectory has, by model."""
-        return {model: -(-self.longest_tok // split) for model, split in self.split_over.items()}
-
-    @property
-    def saves(self) -> bool:
-        """Whether checkpoints are written."""
-        return bool(self.trainer.save_freq > 0)
-
-    @property
-    def resumes(self) -> bool:
-        """Whether one is read, if there is one."""
-        return bool(self.trainer.resume_mode != "disable")
-
-    @property
-    def withholds(self) -> bool:
-        """Whether tokens may grow too old for the loss in the middle of a trajectory."""
-        options = self.options
-        spans = options.keeps_tokens and (not options.drains or options.max_tokens_per_round is not None)
-        return bool(options.max_staleness) and spans
-
-    @property
-    def requests(self) -> int:
-        """Requests that workers could wait with at once: a group starts while there is one place for its n [count]."""
-        fixed = self.options.fixed_pool_size
-        return self.options.lanes_hold if fixed is None else fixed + self.options.rollout_n - 1
-
-    @property
-    def server_calls(self) -> int:
-        """Concurrent calls of a vLLM server actor."""
-        return server_calls(self.rollout.max_num_seqs * self.rollout.data_parallel_size)
-
-    @property
-    def drafts_by(self) -> str | None:
-        """The method that users gave vLLM."""
-        return None if self.own_drafts is None else self.own_drafts.config.get("method")
-
-    @property
-    def replays(self) -> str | None:
-        """Which experts Megatron or VeOmni takes again, in verl's words; None of FSDP: those that it is told."""
-        return None if self.model_engine == "dp" else self.get(f"{_ACTOR}{self.model_engine}.router_replay.mode")
-
-    @property
-    def truncates_tokens(self) -> bool:
-        """Whether each token has a weight that is small enough for engines of another precision."""
-        return (
-            (self.corrects(DECOUPLED) or self.corrects(MIXTURE))
-            and self.correction.rollout_is in (None, "token")
-            and self.largest_weight <= _MOST_WEIGHT
-        )
-
-    @property
-    def largest_weight(self) -> float:
-        """That the correction leaves; infinite where verl reads none."""
-        upper = str(self.correction.rollout_is_threshold).rpartition("_")[2]
-        return float(upper) if re.fullmatch(r"\d+\.?\d*", upper) else math.inf
-
-    @property
-    def missing_packages(self) -> str:
-        """Those of loggers."""
-        packages = [LOGGER_PACKAGES.get(name) for name in listed(self.trainer.logger)]
-        return ", ".join(package for package in packages if package is not None and find_spec(package) is None)
-
-
-DECOUPLED, MIXTURE = ImportanceSampling.DECOUPLED, ImportanceSampling.MIXTURE
-BYPASS, NONE = ImportanceSampling.BYPASS, ImportanceSampling.NONE
 
 
 def _lacks_parts(it: Run, model: str, contents: str) -> bool:
     """A run that resumes from nothing may save less; what a later one misses there, `check_resume` says."""
     acts = it.resumes and (contents == "load_contents" or it.saves)
-    parts = it.get(f"{_MODELS[model]}checkpoint.{contents}")
+    parts = it.get(f"{MODELS[model]}checkpoint.{contents}")
     return acts and it.has[model] and parts is not None and not set(listed(parts)) >= _STORED
 
 
 def _saves_no_weights(it: Run, model: str) -> bool:
-    parts = it.get(f"{_MODELS[model]}checkpoint.save_contents")
+    parts = it.get(f"{MODELS[model]}checkpoint.save_contents")
     return it.saves and not it.resumes and it.has[model] and parts is not None and not _WEIGHTS & set(listed(parts))
 
 
-def _leaves_some_over(it: Run, model: str) -> bool:
-    return it.has[model] and it.training_gpus % it.held_by[model] != 0
-
-
 def _fills_up(it: Run, model: str) -> bool:
-    return it.has[model] and it.options.target_valid_groups % it.get(_MODELS[model] + "ppo_mini_batch_size") != 0
+    return it.has[model] and it.options.target_valid_groups % it.get(MODELS[model] + "ppo_mini_batch_size") != 0
 
 
 def _splits_unevenly(it: Run, model: str) -> bool:
-    mini_batch = it.get(_MODELS[model] + "ppo_mini_batch_size") * it.options.rollout_n
+    mini_batch = it.get(MODELS[model] + "ppo_mini_batch_size") * it.options.rollout_n
     return it.has[model] and mini_batch % it.ranks[model] != 0
-
-
-def _is_uneven(it: Run, model: str, sizes: str, dynamic: str) -> bool:
-    """A fixed micro batch must divide what a rank gets."""
-    prompts = it.actor.ppo_mini_batch_size if sizes == _ACTOR + "ppo_" else it.options.target_valid_groups
-    value, per_rank = it.get(sizes + "micro_batch_size_per_gpu"), prompts * it.options.rollout_n // it.ranks[model]
-    return it.has[model] and not it.get(dynamic) and (value is None or per_rank % value != 0)
 
 
 def _is_short(it: Run, model: str, key: str, dynamic: str | None) -> bool:
@@ -256,46 +63,18 @@ def _is_short(it: Run, model: str, key: str, dynamic: str | None) -> bool:
     return acts and (value is None or value < it.least_tok[model])
 
 
-def _strategy_of(it: Run, model: str) -> str:
-    return str(it.get(_MODELS[model] + "strategy"))
-
-
-def _is_of_another_engine(it: Run, model: str) -> bool:
-    return it.builds[model] and _strategy_of(it, model) not in TRAINING_ENGINES.get(it.model_engine, ())
-
-
-def _makes_no_mesh(it: Run, model: str) -> bool:
-    """Whether groups of so many ranks leave some over."""
-    size = it.get(_SHARDS[model])
-    is_group = isinstance(size, int) and (
-        size < 0 or size >= it.training_gpus or (size and not it.training_gpus % size)
-    )
-    return it.model_engine == "dp" and it.builds[model] and not (is_group and size)
-
-
 def _shares_no_gradients(it: Run, model: str) -> bool:
     """torch's FSDP1 takes a group of one rank for a whole world."""
     is_alone = it.get(_SHARDS[model]) == 1 < it.training_gpus
-    return it.model_engine == "dp" and it.has[model] and is_alone and _strategy_of(it, model) == "fsdp"
+    return it.model_engine == "dp" and it.has[model] and is_alone and it.strategy_of(model) == "fsdp"
 
 
 def _computes_otherwise(it: Run, model: str) -> bool:
     """FSDP reads the type of its computations elsewhere; one that says the same there is in nobody's way."""
-    node = _MODELS[model] + _FSDP_NODES[model][-1]
+    node = MODELS[model] + FSDP_NODES[model][-1]
     named, real = it.get(node + "dtype"), it.get(node + "mixed_precision.param_dtype") or BFLOAT_LIST[0]
     same: list[Any] = next((kinds for kinds in (HALF_LIST, FLOAT_LIST, BFLOAT_LIST) if real in kinds), [])
     return it.model_engine == "dp" and it.builds[model] and named not in (None, *BFLOAT_LIST, *same)
-
-
-def _spreads_no_experts(it: Run, model: str) -> bool:
-    """Megatron's groups of experts: ranks of a pipeline stage are shared out anew."""
-
-    def size(name: str) -> int:
-        return it.get(f"{_MODELS[model]}megatron.{name}_parallel_size") or 1
-
-    tensor = it.get(f"{_MODELS[model]}megatron.expert_tensor_parallel_size") or size("tensor_model")
-    ranks = size("expert_model") * tensor * size("pipeline_model")
-    return it.model_engine == "megatron" and it.builds[model] and bool(it.training_gpus % ranks)
 
 
 def _cuts(it: Run, part: str) -> bool:
@@ -316,15 +95,11 @@ _OLD = "older than async_dapo.max_staleness={it.options.max_staleness}"
 _CONTRADICTS = "contradicts async_dapo.importance_sampling={it.options.importance_sampling}; "
 _STRATEGY = "async_dapo.rollout_strategy={it.options.rollout_strategy} keeps the "
 _PLACE = "async_dapo.drafts={it.options.drafts} takes its place; leave one of them out"
-_PACKAGE = f"vLLM needs a package for it; run: pip install {SUFFIX_PACKAGE}"
 
 # fmt: off
 RULES: tuple[Rule, ...] = (
     Rule("trainer.val_only", lambda it: it.trainer.val_only and not it.trainer.val_before_train,
          "is ignored without trainer.val_before_train=True"),
-    Rule(_VALIDATION + "temperature", lambda it: it.validation.temperature == 0 and it.validation.n > 1,
-         f"gives the same answer {{it.validation.n}} times; set {_VALIDATION}n=1, or a temperature > 0 and "
-         f"{_VALIDATION}do_sample=True"),
     Rule(_VALIDATION + "do_sample", lambda it: it.validation.temperature == 0 and it.validation.do_sample,
          f"is ignored: verl's V1 trainer samples as {_VALIDATION}temperature says, and 0 is greedy; set False, or a "
          "temperature > 0"),
@@ -333,57 +108,30 @@ RULES: tuple[Rule, ...] = (
          "True, or that temperature to 0 for greedy answers"),
     Rule("trainer.critic_warmup", lambda it: it.trainer.critic_warmup > 0 and not it.has["critic"],
          "there is no critic, and the actor would not train; set 0"),
-    Rule("trainer.max_critic_ckpt_to_keep",
-         lambda it: it.has["critic"] and it.trainer.max_critic_ckpt_to_keep is not None
-         and checkpoints_to_keep(it.config, "critic") != checkpoints_to_keep(it.config),
-         "is ignored: trainer.max_actor_ckpt_to_keep keeps checkpoints whole; leave it out"),
     Rule("trainer.resume_from_path",
          lambda it: bool(it.trainer.resume_from_path) is not (it.trainer.resume_mode == "resume_path"),
          "is read with trainer.resume_mode=resume_path alone, and needed there, but that is {it.trainer.resume_mode}; "
          "set both, or neither"),
-    Rule("trainer.logger", lambda it: it.missing_packages,
-         "needs {it.missing_packages}, which is not installed; install or drop it"),
-    *(Rule(f"{_MODELS[model]}checkpoint.{contents}", partial(_lacks_parts, model=model, contents=contents),
+    *(Rule(f"{MODELS[model]}checkpoint.{contents}", partial(_lacks_parts, model=model, contents=contents),
            "no run goes on without model, optimizer and extra; add what is missing, or set trainer.resume_mode=disable")
       for model in ("actor", "critic") for contents in ("save_contents", "load_contents")),
-    *(Rule(f"{_MODELS[model]}checkpoint.save_contents", partial(_saves_no_weights, model=model),
+    *(Rule(f"{MODELS[model]}checkpoint.save_contents", partial(_saves_no_weights, model=model),
            "checkpoints would hold no weights; add model or hf_model, or set trainer.save_freq=-1")
       for model in ("actor", "critic")),
-    *(Rule("trainer.n_gpus_per_node", partial(_leaves_some_over, model=model),
-           f"times trainer.nnodes makes {{it.training_gpus}} training GPUs, no multiple of the {{it.held_by[{model}]}} "
-           f"that the parallel sizes of {key.rstrip('.')} multiply to; change it, or one of these")
-      for model, key in _MODELS.items()),
-    *(Rule(key + "strategy", partial(_is_of_another_engine, model=model),
-           "is none of model_engine={it.model_engine}, which verl would look for in its workers; leave it out")
-      for model, key in _MODELS.items() if model != "actor"),
-    *(Rule(key, partial(_makes_no_mesh, model=model),
-           "makes no groups of equal size of the {it.training_gpus} training GPUs; set a number that divides them, or "
-           "-1 for one group of all")
-      for model, key in _SHARDS.items()),
     *(Rule(_SHARDS[model], partial(_shares_no_gradients, model=model),
-           f"with {_MODELS[model]}strategy=fsdp torch would share no gradients between the {{it.training_gpus}} GPUs, "
-           f"and each would train a model of its own; set -1, or {_MODELS[model]}strategy=fsdp2")
+           f"with {MODELS[model]}strategy=fsdp torch would share no gradients between the {{it.training_gpus}} GPUs, "
+           f"and each would train a model of its own; set -1, or {MODELS[model]}strategy=fsdp2")
       for model in ("actor", "critic")),
-    *(Rule(f"{_MODELS[model]}{nodes[-1]}dtype", partial(_computes_otherwise, model=model),
-           f"is ignored by FSDP, which computes in bf16, or as {_MODELS[model]}{nodes[-1]}mixed_precision says; leave "
-           f"it out, or add +{_MODELS[model]}{nodes[-1]}mixed_precision.param_dtype with this value")
-      for model, nodes in _FSDP_NODES.items()),
-    *(Rule(key + "megatron.expert_model_parallel_size", partial(_spreads_no_experts, model=model),
-           "times the pipeline's size, and the tensor parallel size of experts, does not divide the {it.training_gpus} "
-           "training GPUs; change one of these")
-      for model, key in _MODELS.items()),
-    Rule(_MODEL + "use_liger", lambda it: it.model.use_liger and it.model_engine == "dp"
-         and find_spec("liger_kernel") is None,
-         "needs a package that is not installed; run: pip install liger-kernel, or set False"),
-    *(Rule(_MODELS[model] + "ppo_mini_batch_size", partial(_fills_up, model=model),
+    *(Rule(f"{MODELS[model]}{nodes[-1]}dtype", partial(_computes_otherwise, model=model),
+           f"is ignored by FSDP, which computes in bf16, or as {MODELS[model]}{nodes[-1]}mixed_precision says; leave "
+           f"it out, or add +{MODELS[model]}{nodes[-1]}mixed_precision.param_dtype with this value")
+      for model, nodes in FSDP_NODES.items()),
+    *(Rule(MODELS[model] + "ppo_mini_batch_size", partial(_fills_up, model=model),
            "must divide data.train_batch_size={it.options.target_valid_groups}: verl would pad the last one")
       for model in ("actor", "critic")),
-    *(Rule(_MODELS[model] + "ppo_mini_batch_size", partial(_splits_unevenly, model=model),
+    *(Rule(MODELS[model] + "ppo_mini_batch_size", partial(_splits_unevenly, model=model),
            f"times rollout.n={{it.options.rollout_n}} must be a multiple of {{it.ranks[{model}]}} data-parallel ranks")
       for model in ("actor", "critic")),
-    *(Rule(sizes + "micro_batch_size_per_gpu", partial(_is_uneven, model=model, sizes=sizes, dynamic=dynamic),
-           f"must divide the trajectories that a rank gets; or set {dynamic}=True")
-      for model, sizes, dynamic in _MICRO),
     *(Rule(key, partial(_is_short, model=model, key=key, dynamic=dynamic),
            f"must be >= {{it.least_tok[{model}]}}: a trajectory can have {{it.longest_tok}} tokens, over "
            f"{{it.split_over[{model}]}} sequence-parallel ranks")
@@ -397,10 +145,6 @@ RULES: tuple[Rule, ...] = (
            f"actor and reference share Megatron's groups of ranks; leave it out, it follows {_ACTOR}{name}")
       for name in MEGATRON_SIZES),
 
-    Rule(_ACTOR + "ppo_micro_batch_size_per_gpu",
-         lambda it: it.model_engine == "megatron" and not it.actor.use_dynamic_bsz
-         and it.actor.ppo_micro_batch_size_per_gpu is None,
-         f"set it, or {_ACTOR}use_dynamic_bsz=True"),
     Rule("algorithm.use_pf_ppo", lambda it: it.algorithm.use_pf_ppo,
          "with adv_estimator=gae verl gives trajectories the advantages of others, and else ignores it; set False"),
     Rule("algorithm.filter_groups.metric", lambda it: it.options.filter.metric in PENALISED_METRICS,
@@ -477,10 +221,6 @@ RULES: tuple[Rule, ...] = (
     Rule(_ROLLOUT + "nnodes", lambda it: it.rollout.nnodes and not it.options.is_separate,
          "counts the nodes that engines have to themselves, and async_dapo.placement is {it.options.placement}; set 0, "
          "or async_dapo.placement=separate"),
-    Rule(_ROLLOUT + "tensor_model_parallel_size",
-         lambda it: it.engine_gpus % it.gpus_per_engine and not it.options.is_separate,
-         "engines of {it.gpus_per_engine} GPUs do not divide the {it.engine_gpus} of trainer.nnodes x "
-         "trainer.n_gpus_per_node; set a size that does, such as 1"),
     Rule("async_dapo.host_kv_gib", lambda it: it.options.host_kv_gib is not None
          and not (it.options.has_old_kv and it.rollout.free_cache_engine and not it.options.is_separate),
          "is where engines that sleep keep what goes on with old KV; set null, or async_dapo.placement=colocated, "
@@ -528,9 +268,6 @@ RULES: tuple[Rule, ...] = (
                    and not it.rollout.enable_rollout_routing_replay, own=engine),
            f"the update would find no experts to take; set {_ROLLOUT}enable_rollout_routing_replay=True, or disabled")
       for engine in ("megatron", "veomni")),
-    Rule(_ROLLOUT + "moe_load_balance_metrics_interval",
-         lambda it: it.rollout.moe_load_balance_metrics_interval and not it.rollout.enable_rollout_routing_replay,
-         f"counts the experts that engines tell of; set {_ROLLOUT}enable_rollout_routing_replay=True, or 0"),
     Rule(_MODEL + "lora_rank", lambda it: it.model_engine == "veomni" and it.model.lora_rank,
          "verl's VeOmni engine does not bring adapters to the engines; set 0, or model_engine=dp"),
     Rule(_MODEL + "lora_rank",
@@ -548,10 +285,6 @@ RULES: tuple[Rule, ...] = (
 
     Rule(_VLLM + "speculative_config", lambda it: it.options.drafts and it.own_drafts, _PLACE),
     Rule(_MODEL + "mtp.enable_rollout", lambda it: it.options.drafts and own_head_drafts(it.rollout), _PLACE),
-    Rule("async_dapo.drafts", lambda it: it.options.drafts is Drafts.SUFFIX and find_spec(SUFFIX_MODULE) is None,
-         _PACKAGE),
-    Rule(_VLLM + "speculative_config.method",
-         lambda it: it.drafts_by == Drafts.SUFFIX and find_spec(SUFFIX_MODULE) is None, _PACKAGE),
     Rule(_VLLM + "speculative_config.rejection_sample_method",
          lambda it: it.own_drafts and it.own_drafts.config.get("rejection_sample_method") == "synthetic",
          "accepts drafts by chance, whatever the policy says; leave it out"),
@@ -572,13 +305,10 @@ RULES: tuple[Rule, ...] = (
          lambda it: it.options.drafts is Drafts.MTP and it.rollout.quantization == "fp8",
          "the checkpoint's head comes in bf16, into FP8 blocks without scales; leave it out, or set "
          "async_dapo.drafts=suffix"),
-    Rule(_VLLM + "logits_processors", lambda it: it.vllm.get("logits_processors")
-         and (it.own_drafts or it.options.drafts or own_head_drafts(it.rollout)),
-         "vLLM refuses them where it verifies drafts; leave them out"),
     *(Rule(key, partial(lambda it, key: it.get(key) not in _NOT_QUANTIZED and not it.truncates_tokens, key=key),
-           f"engines sample from another distribution, which needs each token's weight truncated at {_MOST_WEIGHT:g}; "
+           f"engines sample from another distribution, which needs each token's weight truncated at {MOST_WEIGHT:g}; "
            f"set async_dapo.importance_sampling=decoupled, {_CORRECTION}rollout_is=token and {_CORRECTION}"
-           f"rollout_is_threshold={_MOST_WEIGHT:g}")
+           f"rollout_is_threshold={MOST_WEIGHT:g}")
       for key in (_ROLLOUT + "quantization", _VLLM + "quantization", _VLLM + "kv_cache_dtype")),
     Rule(_VLLM + "kv_cache_dtype",
          lambda it: it.options.has_old_kv and it.vllm.get("kv_cache_dtype") not in _NOT_QUANTIZED,
@@ -633,5 +363,5 @@ def check_options(config: DictConfig, options: AsyncDAPOConfig) -> str:
     """
     run = Run.of(config, options)
     rows = (*RULES, *(row for one in declared().values() for row in one.rules))
-    check_each([partial(check_values, run), partial(check_rules, rows, run, run.config)])
+    check_rules(rows, run, run.config)
     return f"{config.algorithm.adv_estimator}, importance sampling {options.importance_sampling}"

@@ -1,22 +1,18 @@
 """verl's options: types, numbers and their ranges, those that this recipe decides, those that verl 0.9.1's V1 trainer
-would silently ignore, what verl itself refuses, and what `engine_kwargs.vllm` hands to vLLM behind verl's own options.
+would silently ignore, and what `engine_kwargs.vllm` hands to vLLM behind verl's own options.
 
 Every row of `IGNORED` was checked against the installed wheel: nothing on the V1 path reads the option. Several of them
 act in verl's older trainer, so scripts still carry them.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import fields
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-from hydra.errors import HydraException
-from hydra.utils import get_class
 from msgspec import Meta
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..config.values import (
     NO_NODE,
@@ -27,13 +23,10 @@ from ..config.values import (
     Share,
     SomeShare,
     check_each,
-    copied,
-    did_you_mean,
     refused,
     typed,
 )
 from ..runtime.shipping import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
-from ..runtime.verl_version import vllm_under_any_name
 from .keys import UnreadKey, changed
 from .old_keys import successor
 
@@ -262,6 +255,20 @@ OVERRIDDEN = {name: name for name in _SAME_NAME.split()} | {
 }
 
 
+def verls_file(file: str) -> Path:
+    """A file or folder of the installed verl, for what an import would load too much for."""
+    spec = find_spec("verl")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / file
+
+
+@cache
+def verls_reward_managers() -> frozenset[str]:
+    """Names that verl itself registers."""
+    texts = (file.read_text() for file in verls_file("experimental/reward_loop/reward_manager").glob("*.py"))
+    return frozenset(name for text in texts for name in re.findall(r"""^@register\w*\("(\w+)"\)""", text, re.MULTILINE))
+
+
 def listed(value: Any) -> list[Any]:
     """What an option holds that takes one value or a list of them."""
     return list(value) if isinstance(value, list | ListConfig) else [value]
@@ -315,47 +322,8 @@ def check_verl_options(config: DictConfig) -> None:
     auto_set_device(config)
 
 
-def check_by_verl(config: DictConfig) -> None:
-    """verl's own checks, in its own words: those of its entry point, and those of nodes of which it makes dataclasses
-    minutes after the start, in workers and servers; actor and critic are among the former.
-
-    Raises:
-        ConfigError: with what verl says.
-    """
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import omega_conf_to_dataclass, validate_config
-
-    if config.actor_rollout_ref.actor.strategy not in TRAINING_ENGINES.get(config.model_engine, ()):
-        return
-    models = {"use_reference_policy": need_reference_policy(config), "use_critic": need_critic(config)}
-    checks: dict[str, Callable[[], object]] = {"validate_config": partial(validate_config, config=config, **models)}
-    nodes = {"algorithm": _without_own_keys(config), "actor_rollout_ref.rollout": config.actor_rollout_ref.rollout}
-    checks |= {key: partial(omega_conf_to_dataclass, node) for key, node in nodes.items()}
-    with vllm_under_any_name():  # verl asks vLLM which ranks of adapters it takes
-        check_each([partial(_in_verls_words, name, check) for name, check in checks.items()])
-
-
-def _without_own_keys(config: DictConfig) -> DictConfig:
-    """`algorithm` as its dataclass takes it: verl's V1 trainer hands the node itself to estimators, which may be the
-    user's and have keys of their own there.
-    """
-    algorithm: DictConfig = copied(config).algorithm
-    known = {"_target_", *(one.name for one in fields(get_class(algorithm._target_)))}
-    with open_dict(algorithm):
-        for name in set(algorithm) - known:
-            del algorithm[name]
-    return algorithm
-
-
-def _in_verls_words(name: str, check: Callable[[], object]) -> None:
-    try:
-        check()
-    except (ValueError, TypeError, AssertionError, ArithmeticError, HydraException) as error:
-        raise ConfigError("verl", name, f"verl refuses these options: {' '.join(str(error).split())}") from error
-
-
 def check_engine_arguments(config: DictConfig) -> None:
-    """Refuse an argument that vLLM does not have, or that contradicts an option of verl's.
+    """Refuse an argument of vLLM that contradicts an option of verl's.
 
     Raises:
         ConfigError: naming key, value and remedy.
@@ -374,26 +342,6 @@ def _check_argument(rollout: DictConfig, key: str, value: Any) -> None:
             value,
             f"would take the place of {_ROLLOUT}{option}={rollout.get(option)}, behind every check; set that instead",
         )
-    known = vllm_arguments()
-    if known and name not in known:
-        hint = did_you_mean(name, known) or "; see `vllm serve --help`"
-        raise ConfigError(_VLLM + key, value, f"vLLM has no such argument{hint}")
-
-
-@cache
-def vllm_arguments() -> frozenset[str]:
-    """Arguments of `vllm serve`, read from the installed source: to import vLLM takes longer than all checks.
-
-    Empty where the source is not found.
-    """
-    spec = find_spec("vllm")
-    if spec is None or spec.origin is None:
-        return frozenset()
-    of_dataclasses = ("engine/arg_utils.py", "entrypoints/openai/cli_args.py")
-    files = [Path(spec.origin).parent / name for name in of_dataclasses]
-    if not all(file.is_file() for file in files):
-        return frozenset()
-    return frozenset(name for file in files for name in re.findall(r"^    (\w+): ", file.read_text(), re.MULTILINE))
 
 
 def _require(config: DictConfig, key: str, accepted: tuple[Any, ...], why: str) -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from recipe.async_dapo.rollout.trial_group import TrialGroups
+from recipe.async_dapo.extensions.checks.trial_group import TrialGroups
 from recipe.async_dapo.startup.preflight import check_all, findings
 
-from ..support.composed_runs import refusal, rows, write_parquet
+from ....support.composed_runs import refusal, reward_of, rows, write_parquet, write_reward
 
 SLEEPS = "import time; time.sleep(30)"
 NO_NUMBER = "which is no number and has none as `score`; return a finite number, or a dict with one as `score`"
@@ -38,16 +38,6 @@ BAD_REWARDS = [
 
 
 RETURNED = [body for body, _ in BAD_REWARDS if body.startswith(("return {", "return N", "return f"))]  # by either kind
-
-
-def reward_of(body, kind):
-    return f"{kind} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {body}\n"
-
-
-def write_reward(folder, body, *, kind="def"):
-    path = folder / "reward.py"
-    path.write_text(reward_of(body, kind))
-    return path
 
 
 @pytest.mark.parametrize(

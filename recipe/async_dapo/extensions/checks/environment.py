@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from ..config.values import ConfigError, check_each
+from ...config.values import ConfigError, check_each
+from ...startup.verl_options import listed
 from .logger_keys import lacking
-from .verl_options import listed
 
 _ADDRESS, _VARIABLE = "ray_kwargs.ray_init.address", "RAY_ADDRESS"
 

@@ -11,16 +11,16 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from ..calls import Recorder, SampledTokens, append_tokens
-from ..config.options import AsyncDAPOConfig
-from ..config.values import copied
-from ..core.trajectory import PromptGroup, Trajectory
-from ..store import rows_of
-from .call_runner import CallRunner
-from .manager import make_group
-from .packed_output import PackedOutput
-from .reward import RewardScorer, ScoringWorker
-from .reward_isolation import replace_remote
+from ...calls import Recorder, SampledTokens, append_tokens
+from ...config.options import AsyncDAPOConfig
+from ...config.values import copied
+from ...core.trajectory import PromptGroup, Trajectory
+from ...rollout.call_runner import CallRunner
+from ...rollout.manager import make_group
+from ...rollout.packed_output import PackedOutput
+from ...rollout.reward import RewardScorer, ScoringWorker
+from ...rollout.reward_isolation import replace_remote
+from ...store import rows_of
 
 TURNS = 2  # of a prompt and one answer, as verl counts
 MOST_TOK = 256

@@ -13,7 +13,7 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -29,15 +29,13 @@ from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
 from verl.utils.tracking import Tracking
 from verl.workers.config.optimizer import build_optimizer
 
-from ..config.values import ConfigError, check_choice, check_each
-from .verl_options import OVERRIDDEN, listed
-
-if TYPE_CHECKING:
-    from .rules import Run
+from ...config.values import ConfigError, check_choice, check_each, refused
+from ...startup.facts import Run
+from ...startup.rules import LOSS_MODE
+from ...startup.verl_options import OVERRIDDEN, listed, verls_file, verls_reward_managers
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _CORRECTION = "actor_rollout_ref.model.", "algorithm.rollout_correction."
-LOSS_MODE = _ACTOR + "policy_loss.loss_mode"
 _FUSED = _MODEL + "fused_kernel_options.impl_backend"
 _STORAGE, _SIMPLE = "transfer_queue.backend.storage_backend", "SimpleStorage"
 _SHARDED = {"actor": _ACTOR + "fsdp_config.", "ref": _REF + "fsdp_config.", "critic": "critic.fsdp."}
@@ -50,23 +48,20 @@ KL_LOSSES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "
 _PRECISIONS = ("param_dtype", "reduce_dtype", "buffer_dtype")
 OLD_WANDB = "tracking"  # verl's older name of the logger wandb, which it still takes
 _DTYPES = [str(name) for name in (*HALF_LIST, *FLOAT_LIST, *BFLOAT_LIST) if not isinstance(name, torch.dtype)]
+# Logger -> the package that it imports where training runs.
+_LOGGER_PACKAGES = {"vemlp_wandb": "volcengine_ml_platform", OLD_WANDB: "wandb"} | {
+    name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio", "rl_insight")
+}
 _MISSPELT = 0.85  # how alike a text must be to a known one, to be that one misspelt
 _QUOTED = re.compile(r"""["'](\w[\w./-]*)["']""")
 
 
-def masks(it: "Run") -> list[str]:
+def masks(it: Run) -> list[str]:
     return [name.strip() for name in str(it.correction.rollout_rs or "").split(",") if name.strip()]
 
 
-def _folder() -> Path:
-    spec = find_spec("verl")
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent
-
-
-def _verls(file: str) -> str:
-    """The text of a file of verl's, for what an import would load too much for."""
-    return (_folder() / file).read_text()
+def _text(file: str) -> str:
+    return verls_file(file).read_text()
 
 
 def _between(text: str, pattern: str) -> list[str]:
@@ -76,30 +71,24 @@ def _between(text: str, pattern: str) -> list[str]:
 
 
 def saved_parts() -> list[str]:
-    manager = _verls("utils/checkpoint/checkpoint_manager.py")
+    manager = _text("utils/checkpoint/checkpoint_manager.py")
     return list(dict.fromkeys(re.findall(r'return "(\w+)" in self\.checkpoint_save_contents', manager)))
 
 
 def profilers() -> list[str]:
-    return re.findall(r'self\._tool == "(\w+)":', _verls("utils/profiler/profile.py"))
+    return re.findall(r'self\._tool == "(\w+)":', _text("utils/profiler/profile.py"))
 
 
 def quantizations() -> list[str]:
-    return _between(_verls("workers/rollout/vllm_rollout/vllm_async_server.py"), r"_SUPPORTED_QUANTIZATION = \[(.*?)\]")
+    return _between(_text("workers/rollout/vllm_rollout/vllm_async_server.py"), r"_SUPPORTED_QUANTIZATION = \[(.*?)\]")
 
 
 def fused_kernels() -> list[str]:
-    return _between(_verls("models/transformers/monkey_patch.py"), r"fused_kernels_backend not in \[(.*?)\]")
-
-
-@cache
-def verls_reward_managers() -> frozenset[str]:
-    texts = (file.read_text() for file in (_folder() / "experimental/reward_loop/reward_manager").glob("*.py"))
-    return frozenset(name for text in texts for name in re.findall(r"""^@register\w*\("(\w+)"\)""", text, re.MULTILINE))
+    return _between(_text("models/transformers/monkey_patch.py"), r"fused_kernels_backend not in \[(.*?)\]")
 
 
 def qat_modes() -> list[str]:
-    return _between(_verls("utils/qat/linear.py"), r"class QATMode\(.*?\n\n(.*?)\n\n\n")
+    return _between(_text("utils/qat/linear.py"), r"class QATMode\(.*?\n\n(.*?)\n\n\n")
 
 
 def storage_backends() -> list[str]:
@@ -143,26 +132,26 @@ def vllm_choices() -> dict[str, _Texts]:
     return {argument: _Texts(kinds[kind], bool(is_open)) for argument, is_open, kind in found if kinds.get(kind)}
 
 
-def _of(key: str, unless: str = _MODEL + "external_lib") -> Callable[["Run"], list[Any]]:
+def _of(key: str, unless: str = _MODEL + "external_lib") -> Callable[[Run], list[Any]]:
     """The value, unless a library of the user's may add to what verl knows."""
     return lambda it: [it.get(key)] if it.get(unless) is None else []
 
 
-def _given(key: str, acts: Callable[["Run"], object] = lambda it: True) -> Callable[["Run"], list[Any]]:
+def _given(key: str, acts: Callable[[Run], object] = lambda it: True) -> Callable[[Run], list[Any]]:
     """What is set, as texts, where the option acts."""
     return lambda it: [str(one) for one in listed(it.get(key)) if one is not None] if acts(it) else []
 
 
-def _is_sharded(model: str) -> Callable[["Run"], bool]:
+def _is_sharded(model: str) -> Callable[[Run], bool]:
     return lambda it: it.model_engine == "dp" and it.builds[model]
 
 
-def _keeps(model: str, contents: str) -> Callable[["Run"], bool]:
+def _keeps(model: str, contents: str) -> Callable[[Run], bool]:
     """Whether checkpoints are saved, or read."""
     return lambda it: it.has[model] and (it.saves if contents == "save_contents" else it.resumes)
 
 
-def _profiles(role: str) -> Callable[["Run"], bool]:
+def _profiles(role: str) -> Callable[[Run], bool]:
     """Whether a role has another profiler than all have."""
     key = f"{role}profiler.tool"
     return lambda it: it.get(key) != it.get("global_profiler.tool")
@@ -170,7 +159,7 @@ def _profiles(role: str) -> Callable[["Run"], bool]:
 
 # fmt: off
 # (option, its values, those that verl knows)
-CHOICES: tuple[tuple[str, Callable[["Run"], list[Any]], Callable[[], Iterable[str]]], ...] = (
+CHOICES: tuple[tuple[str, Callable[[Run], list[Any]], Callable[[], Iterable[str]]], ...] = (
     ("trainer.logger", lambda it: listed(it.trainer.logger), lambda: [*Tracking.supported_backend, OLD_WANDB]),
     ("algorithm.adv_estimator", _of("algorithm.adv_estimator"),
      lambda: ADV_ESTIMATOR_REGISTRY.keys() - UNSUPPORTED_ESTIMATORS),
@@ -198,7 +187,7 @@ CHOICES: tuple[tuple[str, Callable[["Run"], list[Any]], Callable[[], Iterable[st
     (_STORAGE, _given(_STORAGE, lambda it: it.get(_STORAGE) != _SIMPLE), storage_backends),
 )
 # (option, verl's reading of it, what to set)
-TRIED: tuple[tuple[str, Callable[["Run", Any], Any], str], ...] = (
+TRIED: tuple[tuple[str, Callable[[Run, Any], Any], str], ...] = (
     (_CORRECTION + "rollout_is_threshold",
      lambda it, value: value is None or corrections._parse_rollout_is_threshold(value),
      "a number > 0, or lower_upper, such as 0.5_2.0"),
@@ -211,7 +200,7 @@ TRIED: tuple[tuple[str, Callable[["Run", Any], Any], str], ...] = (
      lambda it, value: it.has["critic"] and agg_loss(torch.zeros(1, 1), torch.ones(1, 1), value),
      "one that the actor can have, such as token-mean"),
     ("reward.reward_manager.name",
-     lambda it, value: it.reward.reward_manager.source != "register" or _find_manager(value),
+     lambda it, value: it.reward.reward_manager.source != "register" or find_manager(value),
      "one of verl's, such as dapo, or name the class, with reward.reward_manager.source=importlib and its file as "
      "reward.reward_manager.module.path: no file with a reward function is loaded where verl looks a manager up"),
     (_REF.removesuffix("."), lambda it, value: it.builds["ref"] and _reference(value), "what it is to be"),
@@ -219,7 +208,7 @@ TRIED: tuple[tuple[str, Callable[["Run", Any], Any], str], ...] = (
 # fmt: on
 
 
-def check_values(run: "Run") -> None:
+def check_values(run: Run) -> None:
     """
     Raises:
         ConfigError: naming key, value and remedy.
@@ -231,10 +220,17 @@ def check_values(run: "Run") -> None:
     optimizers = [partial(_check_optimizer, run.get(key), key) for model, key in _OPTIMIZERS.items()
                   if _is_sharded(model)(run)]  # fmt: skip
     of_vllm = [partial(check_choice, key, value, known) for key, value, known in _of_vllm(run)]
-    check_each([*choices, *tried, *optimizers, *of_vllm])
+    check_each([*choices, *tried, *optimizers, *of_vllm, partial(_check_packages, run)])
 
 
-def _try(run: "Run", key: str, read: Callable[["Run", Any], Any], wanted: str) -> None:
+def _check_packages(run: Run) -> None:
+    packages = [_LOGGER_PACKAGES.get(name) for name in listed(run.trainer.logger)]
+    missing = ", ".join(package for package in packages if package is not None and find_spec(package) is None)
+    if missing:
+        raise refused(run.config, "trainer.logger", f"needs {missing}, which is not installed; install or drop it")
+
+
+def _try(run: Run, key: str, read: Callable[[Run, Any], Any], wanted: str) -> None:
     value = run.get(key)
     try:
         read(run, value)
@@ -244,7 +240,7 @@ def _try(run: "Run", key: str, read: Callable[["Run", Any], Any], wanted: str) -
         raise ConfigError(key, shown, f"verl says: {said}; set {wanted}") from error
 
 
-def _of_vllm(run: "Run") -> Iterator[tuple[str, str, list[str]]]:
+def _of_vllm(run: Run) -> Iterator[tuple[str, str, list[str]]]:
     """Option, value and choices of each argument that verl's options or users set to what vLLM does not take."""
     for argument, texts in vllm_choices().items():
         option = OVERRIDDEN.get(argument)
@@ -255,7 +251,7 @@ def _of_vllm(run: "Run") -> Iterator[tuple[str, str, list[str]]]:
             yield key, value, texts.known
 
 
-def _find_manager(name: str) -> Any:
+def find_manager(name: str) -> Any:
     """One that is none of verl's may be of a module that every process of a run imports with verl."""
     if name in verls_reward_managers():
         return name

@@ -7,12 +7,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from ..config.options import AsyncDAPOConfig
-from ..config.values import ConfigError, refused
-from ..rollout.reward_isolation import RewardNotLoaded, RewardProcesses, function_of
-from ..runtime.containment import contained
-from .model_check import load_by_verl
-from .preflight import NOT_TRIED
+from ...config.options import AsyncDAPOConfig
+from ...config.values import ConfigError, refused
+from ...rollout.reward_isolation import RewardNotLoaded, RewardProcesses, function_of
+from ...runtime.containment import contained
+from ...startup.model_check import load_by_verl
+from ...startup.preflight import NOT_TRIED
+from .choices import find_manager
 
 MAX_SOURCES = 64
 SHOWN_CHARS = 60  # of an answer, in errors
@@ -40,6 +41,7 @@ def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[s
         (options.reward.processes == 0, "async_dapo.reward.processes=0"),
         (needs_cluster or reward.reward_manager.source != "register", "it needs the cluster"),
         (not rows, "there is no row of the data to try it on"),
+        (not _is_known(reward.reward_manager.name), "its reward manager is not known"),
     )
     for is_so, why in reasons:
         if is_so:
@@ -49,8 +51,16 @@ def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[s
     return options.reward_function, "; ".join(odd)
 
 
+def _is_known(manager: str) -> bool:
+    try:
+        find_manager(manager)
+    except ValueError:
+        return False
+    return True
+
+
 async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> list[str]:
-    from ..rollout.trial_group import TrialGroups
+    from .trial_group import TrialGroups
 
     custom = config.reward.custom_reward_function
     function = function_of(config, timeout_s=options.reward.timeout_s)

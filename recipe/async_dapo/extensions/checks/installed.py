@@ -1,0 +1,93 @@
+"""What the installed packages say of options, earlier than they would: verl's own checks, in its words, and the names
+of vLLM's arguments.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import HydraException
+from hydra.utils import get_class
+from omegaconf import DictConfig, open_dict
+
+from ...config.values import ConfigError, check_each, copied, did_you_mean
+from ...runtime.verl_version import vllm_under_any_name
+from ...startup.verl_options import OVERRIDDEN, TRAINING_ENGINES
+
+_VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm."
+
+
+def check_by_verl(config: DictConfig) -> None:
+    """verl's own checks, in its own words: those of its entry point, and those of nodes of which it makes dataclasses
+    minutes after the start, in workers and servers; actor and critic are among the former.
+
+    Raises:
+        ConfigError: with what verl says.
+    """
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    if config.actor_rollout_ref.actor.strategy not in TRAINING_ENGINES.get(config.model_engine, ()):
+        return
+    models = {"use_reference_policy": need_reference_policy(config), "use_critic": need_critic(config)}
+    checks: dict[str, Callable[[], object]] = {"validate_config": partial(validate_config, config=config, **models)}
+    nodes = {"algorithm": _without_own_keys(config), "actor_rollout_ref.rollout": config.actor_rollout_ref.rollout}
+    checks |= {key: partial(omega_conf_to_dataclass, node) for key, node in nodes.items()}
+    with vllm_under_any_name():  # verl asks vLLM which ranks of adapters it takes
+        check_each([partial(_in_verls_words, name, check) for name, check in checks.items()])
+
+
+def _without_own_keys(config: DictConfig) -> DictConfig:
+    """`algorithm` as its dataclass takes it: verl's V1 trainer hands the node itself to estimators, which may be the
+    user's and have keys of their own there.
+    """
+    algorithm: DictConfig = copied(config).algorithm
+    known = {"_target_", *(one.name for one in fields(get_class(algorithm._target_)))}
+    with open_dict(algorithm):
+        for name in set(algorithm) - known:
+            del algorithm[name]
+    return algorithm
+
+
+def _in_verls_words(name: str, check: Callable[[], object]) -> None:
+    try:
+        check()
+    except (ValueError, TypeError, AssertionError, ArithmeticError, HydraException) as error:
+        raise ConfigError("verl", name, f"verl refuses these options: {' '.join(str(error).split())}") from error
+
+
+def check_argument_names(config: DictConfig) -> None:
+    """Refuse an argument that vLLM does not have.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    given = config.actor_rollout_ref.rollout.engine_kwargs.vllm.items()
+    check_each([partial(_check_name, str(key), value) for key, value in given if value is not None])
+
+
+def _check_name(key: str, value: Any) -> None:
+    name, known = key.replace("-", "_"), vllm_arguments()
+    if known and name not in known and name not in OVERRIDDEN:
+        hint = did_you_mean(name, known) or "; see `vllm serve --help`"
+        raise ConfigError(_VLLM + key, value, f"vLLM has no such argument{hint}")
+
+
+@cache
+def vllm_arguments() -> frozenset[str]:
+    """Arguments of `vllm serve`, read from the installed source: to import vLLM takes longer than all checks.
+
+    Empty where the source is not found.
+    """
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    of_dataclasses = ("engine/arg_utils.py", "entrypoints/openai/cli_args.py")
+    files = [Path(spec.origin).parent / name for name in of_dataclasses]
+    if not all(file.is_file() for file in files):
+        return frozenset()
+    return frozenset(name for file in files for name in re.findall(r"^    (\w+): ", file.read_text(), re.MULTILINE))

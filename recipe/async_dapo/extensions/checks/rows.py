@@ -1,0 +1,113 @@
+"""Options with which a run ends minutes after its start, does a work for nothing, or leaves an option out that learns
+nothing: rows as those of `startup/rules.py`.
+"""
+
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from ...config.options import checkpoints_to_keep
+from ...config.values import SUFFIX_MODULE, SUFFIX_PACKAGE, Drafts, Rule, own_head_drafts
+
+_ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
+_MODEL, _VLLM, _VALIDATION = "actor_rollout_ref.model.", _ROLLOUT + "engine_kwargs.vllm.", _ROLLOUT + "val_kwargs."
+_MODELS = {"actor": _ACTOR, "ref": _REF, "critic": "critic."}
+_SHARDS = {
+    "actor": _ACTOR + "fsdp_config.fsdp_size",
+    "ref": _REF + "fsdp_config.fsdp_size",
+    "critic": "critic.fsdp.fsdp_size",
+}
+_DYNAMIC = _ACTOR + "use_dynamic_bsz"
+_MICRO = (
+    ("actor", _ACTOR + "ppo_", _DYNAMIC),
+    ("actor", _ROLLOUT + "log_prob_", _DYNAMIC),
+    ("ref", _REF + "log_prob_", _REF + "log_prob_use_dynamic_bsz"),
+)
+_PACKAGE = f"vLLM needs a package for it; run: pip install {SUFFIX_PACKAGE}"
+
+
+def _leaves_some_over(it: Any, model: str) -> bool:
+    return it.has[model] and it.training_gpus % it.held_by[model] != 0
+
+
+def _is_of_another_engine(it: Any, model: str) -> bool:
+    return it.builds[model] and it.strategy_of(model) not in it.strategies
+
+
+def _makes_no_mesh(it: Any, model: str) -> bool:
+    """Whether groups of so many ranks leave some over."""
+    size = it.get(_SHARDS[model])
+    is_group = isinstance(size, int) and (
+        size < 0 or size >= it.training_gpus or (size and not it.training_gpus % size)
+    )
+    return it.model_engine == "dp" and it.builds[model] and not (is_group and size)
+
+
+def _spreads_no_experts(it: Any, model: str) -> bool:
+    """Megatron's groups of experts: ranks of a pipeline stage are shared out anew."""
+
+    def size(name: str) -> int:
+        return it.get(f"{_MODELS[model]}megatron.{name}_parallel_size") or 1
+
+    tensor = it.get(f"{_MODELS[model]}megatron.expert_tensor_parallel_size") or size("tensor_model")
+    ranks = size("expert_model") * tensor * size("pipeline_model")
+    return it.model_engine == "megatron" and it.builds[model] and bool(it.training_gpus % ranks)
+
+
+def _is_uneven(it: Any, model: str, sizes: str, dynamic: str) -> bool:
+    """A fixed micro batch must divide what a rank gets."""
+    prompts = it.actor.ppo_mini_batch_size if sizes == _ACTOR + "ppo_" else it.options.target_valid_groups
+    value, per_rank = it.get(sizes + "micro_batch_size_per_gpu"), prompts * it.options.rollout_n // it.ranks[model]
+    return it.has[model] and not it.get(dynamic) and (value is None or per_rank % value != 0)
+
+
+# fmt: off
+ROWS: tuple[Rule, ...] = (
+    Rule(_VALIDATION + "temperature", lambda it: it.validation.temperature == 0 and it.validation.n > 1,
+         f"gives the same answer {{it.validation.n}} times; set {_VALIDATION}n=1, or a temperature > 0 and "
+         f"{_VALIDATION}do_sample=True"),
+    Rule("trainer.max_critic_ckpt_to_keep",
+         lambda it: it.has["critic"] and it.trainer.max_critic_ckpt_to_keep is not None
+         and checkpoints_to_keep(it.config, "critic") != checkpoints_to_keep(it.config),
+         "is ignored: trainer.max_actor_ckpt_to_keep keeps checkpoints whole; leave it out"),
+    *(Rule("trainer.n_gpus_per_node", partial(_leaves_some_over, model=model),
+           f"times trainer.nnodes makes {{it.training_gpus}} training GPUs, no multiple of the {{it.held_by[{model}]}} "
+           f"that the parallel sizes of {key.rstrip('.')} multiply to; change it, or one of these")
+      for model, key in _MODELS.items()),
+    *(Rule(key + "strategy", partial(_is_of_another_engine, model=model),
+           "is none of model_engine={it.model_engine}, which verl would look for in its workers; leave it out")
+      for model, key in _MODELS.items() if model != "actor"),
+    *(Rule(key, partial(_makes_no_mesh, model=model),
+           "makes no groups of equal size of the {it.training_gpus} training GPUs; set a number that divides them, or "
+           "-1 for one group of all")
+      for model, key in _SHARDS.items()),
+    *(Rule(key + "megatron.expert_model_parallel_size", partial(_spreads_no_experts, model=model),
+           "times the pipeline's size, and the tensor parallel size of experts, does not divide the {it.training_gpus} "
+           "training GPUs; change one of these")
+      for model, key in _MODELS.items()),
+    Rule(_MODEL + "use_liger", lambda it: it.model.use_liger and it.model_engine == "dp"
+         and find_spec("liger_kernel") is None,
+         "needs a package that is not installed; run: pip install liger-kernel, or set False"),
+    *(Rule(sizes + "micro_batch_size_per_gpu", partial(_is_uneven, model=model, sizes=sizes, dynamic=dynamic),
+           f"must divide the trajectories that a rank gets; or set {dynamic}=True")
+      for model, sizes, dynamic in _MICRO),
+    Rule(_ACTOR + "ppo_micro_batch_size_per_gpu",
+         lambda it: it.model_engine == "megatron" and not it.actor.use_dynamic_bsz
+         and it.actor.ppo_micro_batch_size_per_gpu is None,
+         f"set it, or {_ACTOR}use_dynamic_bsz=True"),
+    Rule(_ROLLOUT + "tensor_model_parallel_size",
+         lambda it: it.engine_gpus % it.gpus_per_engine and not it.options.is_separate,
+         "engines of {it.gpus_per_engine} GPUs do not divide the {it.engine_gpus} of trainer.nnodes x "
+         "trainer.n_gpus_per_node; set a size that does, such as 1"),
+    Rule(_ROLLOUT + "moe_load_balance_metrics_interval",
+         lambda it: it.rollout.moe_load_balance_metrics_interval and not it.rollout.enable_rollout_routing_replay,
+         f"counts the experts that engines tell of; set {_ROLLOUT}enable_rollout_routing_replay=True, or 0"),
+    Rule("async_dapo.drafts", lambda it: it.options.drafts is Drafts.SUFFIX and find_spec(SUFFIX_MODULE) is None,
+         _PACKAGE),
+    Rule(_VLLM + "speculative_config.method",
+         lambda it: it.drafts_by == Drafts.SUFFIX and find_spec(SUFFIX_MODULE) is None, _PACKAGE),
+    Rule(_VLLM + "logits_processors", lambda it: it.vllm.get("logits_processors")
+         and (it.own_drafts or it.options.drafts or own_head_drafts(it.rollout)),
+         "vLLM refuses them where it verifies drafts; leave them out"),
+)
+# fmt: on

@@ -1,0 +1,50 @@
+"""Options with which a run ends late, or wastes what it has, are refused."""
+
+import pytest
+
+from recipe.async_dapo.extensions.checks.rows import ROWS
+
+from ....support.composed_runs import of_options
+from ....support.refusals import AFTER_RULES, assert_refused, in_full
+
+EXAMPLES = """
+rollout.val_kwargs.n=4 -> rollout.val_kwargs.n=1
+gae trainer.max_critic_ckpt_to_keep=1 -> trainer.max_actor_ckpt_to_keep=1
+ranks actor.ulysses_sequence_parallel_size=3 -> actor.ulysses_sequence_parallel_size=4
+ref trainer.n_gpus_per_node=4 ref.ulysses_sequence_parallel_size=3 -> ref.ulysses_sequence_parallel_size=2
+gae ranks critic.fsdp.ulysses_sequence_parallel_size=3 -> critic.fsdp.ulysses_sequence_parallel_size=4
+ref ref.strategy=megatron -> ref.strategy=fsdp2
+gae critic.strategy=fsdp3 -> critic.strategy=fsdp2
+ranks actor.fsdp_config.fsdp_size=3 -> actor.fsdp_config.fsdp_size=4
+ref trainer.n_gpus_per_node=4 ref.fsdp_config.fsdp_size=0 -> ref.fsdp_config.fsdp_size=2
+gae ranks critic.fsdp.fsdp_size=5 -> critic.fsdp.fsdp_size=-1
+megatron actor.megatron.expert_model_parallel_size=3 -> actor.megatron.expert_model_parallel_size=1
+megatron ref ref.megatron.expert_model_parallel_size=3 -> ref.megatron.expert_model_parallel_size=1
+megatron gae critic.strategy=megatron critic.megatron.tensor_model_parallel_size=2 critic.experts=2 -> critic.experts=1
+model.use_liger=True -liger_kernel -> model.use_liger=False
+actor.ppo_micro_batch_size_per_gpu=5 -> actor.ppo_micro_batch_size_per_gpu=4
+rollout.log_prob_micro_batch_size_per_gpu=5 -> rollout.log_prob_micro_batch_size_per_gpu=4
+ref ref.log_prob_micro_batch_size_per_gpu=5 -> ref.log_prob_micro_batch_size_per_gpu=4
+megatron actor.ppo_micro_batch_size_per_gpu=null -> actor.ppo_micro_batch_size_per_gpu=4
+rollout.tensor_model_parallel_size=2 -> trainer.n_gpus_per_node=2
+rollout.moe_load_balance_metrics_interval=1 -> rollout.enable_rollout_routing_replay=True
+async_dapo.drafts=suffix -arctic_inference -> async_dapo.drafts=null
+vllm.speculative_config={method:suffix} -arctic_inference -> ngram
+ngram vllm.logits_processors=[a.Processor] -> vllm.logits_processors=null
+"""
+LINES = EXAMPLES.strip().splitlines()
+
+
+@pytest.mark.parametrize(("rule", "line"), [*zip(ROWS, LINES, strict=True)], ids=LINES)
+def test_a_row_is_refused_with_key_value_and_remedy_and_its_neighbour_passes(run, monkeypatch, rule, line):
+    assert_refused(run, monkeypatch, rule, line)
+
+
+@pytest.mark.parametrize(("gpus", "is_refused"), [(8, True), (16, False), (24, True), (32, False)])
+def test_megatrons_parallel_sizes_count_together(run, gpus, is_refused):
+    sizes = in_full("actor.megatron.tensor_model_parallel_size=4 actor.megatron.pipeline_model_parallel_size=4")
+    errors = of_options(run("model_engine=megatron", f"trainer.n_gpus_per_node={gpus}", *sizes), before=AFTER_RULES)
+    said = (
+        f"trainer.n_gpus_per_node={gpus}: times trainer.nnodes makes {gpus} training GPUs, no multiple of the 16 that"
+    )
+    assert any(error.startswith(said) for error in errors) is is_refused

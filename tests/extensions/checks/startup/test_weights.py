@@ -1,0 +1,71 @@
+"""Weights that a run would miss, a template that leaves out what is asked, and host memory that is not there."""
+
+import json
+import shutil
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.extensions.checks.weights import check_host_memory
+from recipe.async_dapo.startup.preflight import check_all, findings
+
+from ....support.composed_runs import refusal
+
+
+@pytest.fixture
+def model(files, tmp_path):
+    """A copy of the valid run's model, to be broken."""
+    return shutil.copytree(files / "model", tmp_path / "model")
+
+
+def test_a_folder_of_a_checkpoint_without_weights_is_refused_with_the_command_that_merges(run, model, tmp_path):
+    """Each checkpoint has `actor/huggingface`. A worker said that it holds no weights, minutes after the start."""
+    (model / "model.safetensors").unlink()
+    named = f"actor_rollout_ref.model.path={model}"
+    [note] = [one.note for one in findings(run(named)) if one.name == "model"]
+    assert note == f"warning: {named} holds no weights: no more than a rehearsal can start"
+    (tmp_path / "model_world_size_2_rank_0.pt").touch()
+    message = refusal(run, named)
+    assert message.startswith(f"{named}: holds no weights, they are beside it, cut into ranks; merge them")
+    assert f"python -m verl.model_merger merge --backend fsdp --local_dir {tmp_path} --target_dir MODEL" in message
+
+
+def test_the_critics_model_is_looked_at_too(run, model):
+    (model / "model.safetensors").unlink()
+    critic = ("algorithm.adv_estimator=gae", "critic.strategy=fsdp2", "critic.ppo_micro_batch_size_per_gpu=1")
+    found = findings(run(*critic, named := f"critic.model.path={model}"))
+    [note] = [one.note for one in found if one.name == "model"]
+    assert note == f"warning: {named} holds no weights: no more than a rehearsal can start"
+
+
+@pytest.mark.parametrize("template", ["{}/chat_template.jinja", "all alike"])
+def test_a_template_that_leaves_out_what_is_asked_is_refused(run, model, template):
+    """A name of a file is the text of a template: every prompt was that name."""
+    message = refusal(run, f"actor_rollout_ref.model.custom_chat_template='{template.format(model)}'")
+    assert message.startswith("actor_rollout_ref.model.custom_chat_template=") and "the same tokens of every" in message
+    (model / "chat_template.jinja").write_text("all alike")
+    assert "its chat template makes the same tokens of 12 and 345" in refusal(
+        run, f"actor_rollout_ref.model.path={model}"
+    )
+
+
+@pytest.mark.parametrize("name", ["mtp.fc.weight", "model.layers.{behind}.eh_proj.weight"])
+def test_given_drafts_by_the_models_own_head_when_the_checkpoint_lacks_it_then_they_are_refused(run, model, name):
+    drafts = (f"actor_rollout_ref.model.path={model}", "async_dapo.drafts=mtp")
+    assert f"drafts=mtp: {model} holds no weights of a head that predicts several tokens" in refusal(run, *drafts)
+    layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    weights = load_file(model / "model.safetensors")
+    head = weights["model.norm.weight"].clone()
+    save_file(weights | {name.format(behind=layers): head}, model / "model.safetensors", metadata={"format": "pt"})
+    check_all(run(*drafts))
+
+
+@pytest.mark.parametrize(("gib", "gpus", "fits"), [(7, 8, True), (9, 8, False), (9, 2, True), ("null", 8, True)])
+def test_host_memory_for_kv_that_a_node_does_not_have_is_refused(run, monkeypatch, gib, gpus, fits):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=64 * 2**30))
+    config = run(f"async_dapo.host_kv_gib={gib}", f"trainer.n_gpus_per_node={gpus}")
+    with nullcontext() if fits else pytest.raises(ConfigError, match=r"host_kv_gib=9: .* 64 GiB .* at most 8, less"):
+        check_host_memory(config)
