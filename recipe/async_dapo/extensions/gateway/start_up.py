@@ -37,6 +37,7 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
         _check_command(options.command[0])
     if options.parser is not None:
         check_choice(f"{FILE}, parser", options.parser, known_parsers())
+    check_routes(config)
     _check_open_files(config)
     model = load_by_verl(config)
     model_type = getattr(model.hf_config, "model_type", None)
@@ -62,6 +63,13 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
         check_choice("actor_rollout_ref.rollout.multi_turn.format", format_, known_parsers())
         warnings.append(f"calls of tools are read by the parser {format_}: which one {model_type} needs is not known")
     return warnings
+
+
+def check_routes(config: DictConfig) -> None:
+    """Routes of several chains, each with its own beginning, were never trained on."""
+    if config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
+        key, what = "actor_rollout_ref.rollout.enable_rollout_routing_replay", "was never tried with agent programs"
+        raise ConfigError(key, True, f"{what}; set it to False, or write the agent as a loop")
 
 
 def _check_open_files(config: DictConfig) -> None:

@@ -7,15 +7,13 @@ from typing import NamedTuple
 import pytest
 
 from recipe.async_dapo.record.keys import FRESH_K3_KL
-from recipe.async_dapo_lab.gpu_check.families import TinyModel, qwen3_moe
 
-from ....support.harness import INSPECTED, Run, ledger_closes, train
+from ....support.harness import Run, ledger_closes, train
 
 pytestmark = pytest.mark.nightly
 
 STEPS, ROWS = 2, 3  # a session has a row of its own, and one of each sub-agent
 K3_NATS = 1e-6
-MAIN = "recipe.async_dapo.main_async_dapo"
 LOOPS = """
 - name: with_helpers
   _target_: recipe.async_dapo.extensions.gateway.black_box.BlackBoxAgent
@@ -36,20 +34,11 @@ SEPARATE = (
     "++ray_kwargs.ray_init.num_gpus=2",
     "ray_kwargs.ray_init.num_cpus=20",
 )
-ROUTES = (
-    "actor_rollout_ref.rollout.n=4",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-    "data.max_prompt_length=48",
-    "actor_rollout_ref.rollout.max_model_len=209",
-    "actor_rollout_ref.rollout.max_num_seqs=32",
-    "actor_rollout_ref.rollout.enable_rollout_routing_replay=True",
-)
 
 
 class Kind(NamedTuple):
     strategy: str
     overrides: tuple[str, ...] = ()
-    has_experts: bool = False
 
 
 KINDS = {
@@ -57,7 +46,6 @@ KINDS = {
     "consistent": Kind("consistent"),
     "KV in host memory": Kind("partial_stale_kv"),
     "separate": Kind("partial", SEPARATE),
-    "experts": Kind("partial", ROUTES, has_experts=True),
 }
 
 
@@ -65,14 +53,11 @@ KINDS = {
 def test_given_sub_agents_in_several_workers_then_every_row_is_trained_and_none_is_lost(
     kind: str, assets, tmp_path
 ) -> None:
-    strategy, overrides, has_experts = KINDS[kind]
-    if has_experts:
-        assets = TinyModel(make=qwen3_moe, has_pictures=False).write(tmp_path / "assets")
+    strategy, overrides = KINDS[kind]
     (tmp_path / "loops.yaml").write_text(LOOPS)
     loops = f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path}/loops.yaml"
     own = (*COMMON, loops, *overrides)
-    module = MAIN if has_experts else INSPECTED  # the inspection's probes have no routes
-    run = train(assets, tmp_path / "run", steps=STEPS, strategy=strategy, overrides=own, module=module)
+    run = train(assets, tmp_path / "run", steps=STEPS, strategy=strategy, overrides=own)
     assert len(run.steps) == STEPS and all(map(ledger_closes, run.steps))
     assert of_all_steps(run, "failed_sessions") == sum(run.metric("async_dapo/failure/groups")) == 0
     assert of_all_steps(run, "rows") == ROWS * of_all_steps(run, "sessions") > 0

@@ -4,11 +4,12 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.extensions.gateway.options import AgentOptions
-from recipe.async_dapo.extensions.gateway.start_up import _check_command, _check_function
+from recipe.async_dapo.extensions.gateway.start_up import _check_command, _check_function, check_routes
 from recipe.async_dapo.extensions.gateway.template import TemplateFinding, tried
 
 from ..support.world import TEMPLATE, TOKENIZER
@@ -50,6 +51,15 @@ def test_given_an_agent_that_cannot_be_started_then_start_up_says_so() -> None:
         assert text in str(refused.value)
     _check_function("json:loads")
     _check_command("bash")
+
+
+def test_given_router_replay_then_it_is_refused() -> None:
+    rollout = {"enable_rollout_routing_replay": False}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
+    check_routes(config)
+    config.actor_rollout_ref.rollout.enable_rollout_routing_replay = True
+    with pytest.raises(ConfigError, match="enable_rollout_routing_replay=True: was never tried with agent programs"):
+        check_routes(config)
 
 
 def finding(template: str, model_type: str = "qwen3") -> TemplateFinding:
