@@ -40,8 +40,8 @@ class Rows(Protocol):
     """The rows of the training data."""
 
     @property
-    def sources(self) -> Sequence[str]:
-        """The data source of each."""
+    def sources(self) -> Sequence[str] | None:
+        """The data source of each; None = the data set is no table that says so."""
 
     @property
     def seed(self) -> int | None:

@@ -33,11 +33,8 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import numpy as np
 import ray
-from datasets import Dataset
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
@@ -46,7 +43,6 @@ from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
-from verl.utils.tensordict_utils import get_tensordict
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 
@@ -59,7 +55,7 @@ from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
 from ..record.checkpoint_folder import ANEW, STEP_FOLDER
 from ..record.trained_model import TrainedModel
-from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
+from ..rollout.manager import AsyncDAPOAgentLoopManager, prompt_rows
 from ..runtime.actor_watch import watched
 from ..runtime.interruption import note_step
 from ..runtime.logs import log_phase
@@ -73,41 +69,13 @@ from .recorder import ValidationAnswers
 from .replay_buffer import RoundReplayBuffer
 from .run_checkpoints import restore_run, save_run
 from .tracking import extend, keep_metrics_file
+from .training_rows import TrainingRows, fresh_groups
 
 logger = logging.getLogger(__name__)
 
 _POLICY_ROLES = {Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.RefPolicy}
 # What verl says where an estimator whitens what it makes, which takes two tokens.
 _TOO_FEW_TOKENS = ("in the mask has to be 1", "sum of the mask is one")
-
-
-class _TrainingRows:
-    """The rows of the training data, past verl's data loader: see `Rows` of `source.py`."""
-
-    def __init__(self, trainer: "AsyncDAPOTrainer") -> None:
-        self._trainer = trainer
-
-    @property
-    def sources(self) -> list[str]:
-        table = getattr(self._trainer.train_dataset, "dataframe", None)
-        if not isinstance(table, Dataset) or "data_source" not in table.column_names:
-            remedy = "the data set holds no table with the column data_source; use verl's own, or leave it null"
-            raise ConfigError("async_dapo.sources", self._trainer.options.sources, remedy)
-        return [*map(str, table["data_source"])]
-
-    @property
-    def seed(self) -> int | None:
-        data = self._trainer.config.data
-        return (data.seed or 0) if data.shuffle else None
-
-    def pick(self, rows: Sequence[int]) -> list[PromptGroup]:
-        trainer = self._trainer
-        groups = []
-        for row in rows:
-            batch = trainer.train_dataloader.collate_fn([trainer.train_dataset[row]])
-            uids = np.array([str(uuid4())], dtype=object)
-            groups += trainer._groups_of(prompt_rows(get_tensordict(batch | {"uid": uids})))
-        return groups
 
 
 @register_trainer("async_dapo")
@@ -201,7 +169,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         )
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
-        return RoundReplayBuffer(self.options, self._draw, _TrainingRows(self))
+        return RoundReplayBuffer(self.options, self._draw, TrainingRows(self))
 
     def get_llm_client(self) -> LLMServerClient:
         rollout = self.config.actor_rollout_ref.rollout
@@ -385,11 +353,7 @@ class AsyncDAPOTrainer(PPOTrainer):
                 f"{len(self.train_dataset):,} prompts are fewer than the checkpoint's run had drawn; resume with its "
                 f"data, or {ANEW}",
             ) from None
-        return self._groups_of(rows)
-
-    def _groups_of(self, rows: Sequence[dict[str, Any]]) -> list[PromptGroup]:
-        n = self.config.actor_rollout_ref.rollout.n
-        return [make_group(row, n=n, step=self.global_steps) for row in rows]
+        return fresh_groups(self, rows)
 
     def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
         """Nothing is in flight between rounds: what a checkpoint held is in the pool."""

@@ -55,6 +55,7 @@ class SharedSource(Source):
         self._options, self._loader = options, source
         self._rows: dict[str, list[int]] = {}
         self._read: dict[str, int] = {}
+        self._passes: dict[str, tuple[int, list[int]]] = {}  # that each is in, by its number
         self._mix: SourceMix | None = None
 
     def mix(self, over_sampling: OverSampling) -> Mix:
@@ -74,7 +75,11 @@ class SharedSource(Source):
         return self._loader.data
 
     def begin(self) -> None:
-        for row, name in enumerate(self._data.sources):
+        sources = self._data.sources
+        if sources is None:
+            remedy = "the data set holds no table with the column data_source; use verl's own, or leave it null"
+            raise ConfigError(OPTION, self._options.sources, remedy)
+        for row, name in enumerate(sources):
             self._rows.setdefault(name, []).append(row)
         assert self._mix is not None, "the mix is asked for before the data are loaded"
         self._mix.begin(self._shares())
@@ -91,14 +96,21 @@ class SharedSource(Source):
     def draw(self, count: int, step: int, part: str = ALL) -> list[PromptGroup]:
         if self._mix is None:
             return self._loader.draw(count, step, part)
-        rows, read = self._rows[part], self._read.get(part, 0)
+        read = self._read.get(part, 0)
         drawn: list[int] = []
         while len(drawn) < count:
-            number, place = divmod(read + len(drawn), len(rows))
-            pass_ = order(rows, source=part, number=number, seed=self._data.seed)
-            drawn += pass_[place : place + count - len(drawn)]
+            number, place = divmod(read + len(drawn), len(self._rows[part]))
+            drawn += self._pass(part, number)[place : place + count - len(drawn)]
         self._read[part] = read + count
         return self._data.pick(drawn)
+
+    def _pass(self, source: str, number: int) -> list[int]:
+        """Rows of a source in that pass; it is worked out once."""
+        at, rows = self._passes.get(source, (-1, []))
+        if at != number:
+            rows = order(self._rows[source], source=source, number=number, seed=self._data.seed)
+            self._passes[source] = number, rows
+        return rows
 
     def state(self) -> bytes:
         return b"" if self._mix is None else to_bytes(ReadState(shares=self._mix.state(), read=dict(self._read)))
