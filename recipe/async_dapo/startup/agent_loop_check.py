@@ -46,9 +46,7 @@ def check_agent_loop(config: DictConfig) -> str:
         if name in named:
             found = _import(named[name], name)
             if check_entry := getattr(found, "check_entry", None):
-                entry: Any = OmegaConf.to_container(named[name], resolve=True)
-                options = {key: value for key, value in entry.items() if key not in ("name", "_target_")}
-                warnings += [f"{name}: {warning}" for warning in check_entry(options, config)]
+                warnings += [f"{name}: {warning}" for warning in check_entry(_options_of(named[name]), config)]
     if TOOL_LOOP in used:
         from verl.experimental.agent_loop.tool_parser import ToolParser
 
@@ -113,8 +111,14 @@ def loops_of_data(config: DictConfig) -> dict[str, str]:
 
 
 def may_score_itself(config: DictConfig, name: str) -> bool:
-    """Whether an agent loop is the user's, which may score its trajectories: verl asks no reward function then."""
-    return name in _named_loops(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
+    """Whether an agent loop is the user's, which may score its trajectories: verl asks no reward function then. A class
+    that knows better by its entry says so by `scores_itself(options)`.
+    """
+    entry = _named_loops(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).get(name)
+    if entry is None:
+        return False
+    asked = getattr(_import(entry, name), "scores_itself", None)
+    return asked is None or asked(_options_of(entry))
 
 
 def _named_loops(value: str | None) -> dict[str, Any]:
@@ -127,6 +131,11 @@ def _named_loops(value: str | None) -> dict[str, Any]:
     except Exception as error:  # of reading, of YAML, and of what is no list of classes
         remedy = f"must hold a list of entries with `name` and `_target_`, a class: {first_line(error)}"
         raise ConfigError(_LOOP_FILE, value, remedy) from error
+
+
+def _options_of(entry: Any) -> dict[str, Any]:
+    values: Any = OmegaConf.to_container(entry, resolve=True)
+    return {key: value for key, value in values.items() if key not in ("name", "_target_")}
 
 
 def _import(entry: dict[str, Any], name: str) -> Any:

@@ -83,7 +83,7 @@ class _Process:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._ended: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._groups: dict[int, int] = {}  # process groups of commands, by number
+        self._groups: dict[int, int] = {}  # process groups of commands that have not ended, by number
         self._cancelled: dict[int, asyncio.TimerHandle] = {}  # agents that are to end, by number
         self.is_held_up = False  # by one that has not: a function keeps its thread, or the event loop of all
         self._reader = asyncio.create_task(self._read(), name="process of agents")
@@ -120,7 +120,6 @@ class _Process:
             raise
         finally:
             del self._ended[number]
-            self._groups.pop(number, None)
             self._end_if_unused()
         if "error" in told:
             raise TrajectoryFailed(told["kind"], Cause(told["error"], told.get("traceback", "")))
@@ -154,6 +153,7 @@ class _Process:
             if "group" in told:
                 self._groups[told["of"]] = told["group"]
                 continue
+            self._groups.pop(told["ended"], None)
             if (timer := self._cancelled.pop(told["ended"], None)) is not None:
                 timer.cancel()
             if told["ended"] in self._ended and not self._ended[told["ended"]].done():

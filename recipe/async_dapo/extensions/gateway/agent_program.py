@@ -17,7 +17,7 @@ import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -110,12 +110,18 @@ async def run_command(start: dict[str, Any], tell: Any) -> Any:
         groups.add(group)
         tell({"group": group, "of": start["start"]})
         assert process.stdout is not None and process.stderr is not None
-        said = [asyncio.create_task(_end_of(pipe)) for pipe in (process.stdout, process.stderr)]
-        await end_of_process(group)
-        end_group(group)  # what it has left in the background, which would keep the pipes open
-        await asyncio.wait(said, timeout=_PIPES_S)
-        code = await process.wait()
-        out, errors = (task.result() if task.done() else b"" for task in said)
+        out, errors = bytearray(), bytearray()
+        pipes = (process.stdout, out), (process.stderr, errors)
+        readers = [asyncio.create_task(_keep_end(pipe, kept)) for pipe, kept in pipes]
+        try:
+            await end_of_process(group)
+            end_group(group)  # what it has left in the background, which would keep the pipes open
+            await asyncio.wait(readers, timeout=_PIPES_S)  # what has left the group may hold them
+            code = await process.wait()
+        finally:
+            for reader in readers:
+                reader.cancel()
+            process._transport.close()  # type: ignore[attr-defined]  # a pipe that is held would stay open
         if code:
             tail = (errors.strip() or out.strip())[-_TAIL_BYTES:].decode(errors="replace")
             raise Failed("agent_failed", f"its command has ended with {code}: {tail}")
@@ -163,11 +169,10 @@ async def end_of_process(pid: int) -> None:
         os.close(descriptor)
 
 
-async def _end_of(stream: asyncio.StreamReader) -> bytes:
-    kept = b""
+async def _keep_end(stream: asyncio.StreamReader, kept: bytearray) -> None:
     while piece := await stream.read(2**16):
-        kept = (kept + piece)[-_OUTPUT_BYTES:]
-    return kept
+        kept += piece
+        del kept[:-_OUTPUT_BYTES]
 
 
 def _ends_with_this_process() -> None:
@@ -183,34 +188,36 @@ class Program:
 
     def __init__(self, out: Any) -> None:
         self._out = out
-        self._running: dict[int, asyncio.Task[None]] = {}
+        self._running: dict[int, asyncio.Task[dict[str, Any]]] = {}
 
     def _tell(self, message: dict[str, Any]) -> None:
         print(_line(message), file=self._out, flush=True)
 
-    async def _run(self, start: dict[str, Any]) -> None:
-        number = start["start"]
-        ended: dict[str, Any] = {"ended": number}
+    async def _run(self, start: dict[str, Any]) -> dict[str, Any]:
+        """How it has ended."""
         try:
             result = await (run_command(start, self._tell) if "command" in start else run_function(start))
             if (length := len(_line(result))) > LINE_BYTES:
                 raise Failed("agent_failed", f"its agent's result has {length} bytes, more than {LINE_BYTES}")
-            ended["result"] = result
+            return {"result": result}
         except Failed as failed:
-            ended |= {"kind": failed.kind, "error": str(failed)}
+            return {"kind": failed.kind, "error": str(failed)}
         except BaseException as error:  # an agent may raise anything, SystemExit included
             told = "".join(traceback.format_exception(error))[-_TRACE_CHARS:]
-            ended |= {"kind": "agent_failed", "error": f"its agent raised {_shown(error)}", "traceback": told}
-        finally:
-            self._running.pop(number, None)
-        self._tell(ended)
+            return {"kind": "agent_failed", "error": f"its agent raised {_shown(error)}", "traceback": told}
+
+    def _tell_end(self, number: int, task: asyncio.Task[dict[str, Any]]) -> None:
+        del self._running[number]
+        cancelled = {"kind": "agent_failed", "error": "its agent was cancelled before it began"}
+        self._tell({"ended": number} | (cancelled if task.cancelled() else task.result()))
 
     def hear(self, told: dict[str, Any]) -> None:
         """A message of the worker."""
         if "start" in told:
-            self._running[told["start"]] = asyncio.create_task(self._run(told))
-        elif (task := self._running.get(told["cancel"])) is not None:
-            task.cancel()
+            task = self._running[told["start"]] = asyncio.create_task(self._run(told))
+            task.add_done_callback(partial(self._tell_end, told["start"]))  # also if it is cancelled before it begins
+        elif told["cancel"] in self._running:
+            self._running[told["cancel"]].cancel()
 
 
 def _listen(loop: asyncio.AbstractEventLoop, program: Program) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .messages import Message, Refused, Reply, Request, text_of, tool_call
+from .messages import CONTEXT_FULL, Message, Refused, Reply, Request, text_of, tool_call
 from .refusals import check_parameters, event, number_of_tokens, stop_strings
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -68,7 +68,8 @@ def events_of(reply: Reply, *, has_usage: bool) -> Iterator[bytes]:
 
 def error_of(refused: Refused) -> dict[str, Any]:
     kind = _ERROR_TYPES.get(refused.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": str(refused)}}
+    words = "prompt is too long: " if refused.code == CONTEXT_FULL else ""  # by which agents know it: there is no code
+    return {"type": "error", "error": {"type": kind, "message": f"{words}{refused}"}}
 
 
 def _blocks(reply: Reply) -> list[dict[str, Any]]:
@@ -78,9 +79,7 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
     if reply.text or not reply.calls:
         blocks.append({"type": "text", "text": reply.text})
     for call in reply.calls:
-        arguments = json.loads(call.arguments)
-        given = arguments if isinstance(arguments, dict) else {"value": arguments}
-        blocks.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": given})
+        blocks.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": json.loads(call.arguments)})
     return blocks
 
 

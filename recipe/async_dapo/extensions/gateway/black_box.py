@@ -20,12 +20,12 @@ from .reading import ReplyReader, parser_of
 from .result import METRIC, scored
 from .server import Gateway
 from .session import Session
-from .template import wants_text_arguments
+from .template import Template
 
 logger = logging.getLogger(__name__)
 
 _logged = KnownPlaces()  # of this worker
-_text_arguments: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()  # by tokenizer: it costs two renderings
+_templates: "WeakKeyDictionary[Any, Template]" = WeakKeyDictionary()  # by tokenizer: it costs a few renderings
 
 
 class BlackBoxAgent(AgentLoopBase):
@@ -49,6 +49,10 @@ class BlackBoxAgent(AgentLoopBase):
         self._reader = ReplyReader(self.tokenizer, parser=parser)
 
     @classmethod
+    def scores_itself(cls, options: dict[str, Any]) -> bool:
+        return options.get("reward", AgentOptions.reward) == "agent"
+
+    @classmethod
     def check_entry(cls, options: dict[str, Any], config: DictConfig) -> list[str]:
         """At start-up: see `start_up.py`."""
         from .start_up import check_agent  # workers have no use for it
@@ -62,7 +66,7 @@ class BlackBoxAgent(AgentLoopBase):
             self,
             sampling_params,
             reader=self._reader,
-            has_text_arguments=self._has_text_arguments(),
+            template=self._template(),
             max_turns=options.max_turns,
             ignored=options.ignored_patterns,
         )
@@ -76,10 +80,12 @@ class BlackBoxAgent(AgentLoopBase):
         finally:
             gateway.close(key)
             agent.cancel()
-            await asyncio.wait({agent})
-            if not agent.cancelled():
-                agent.exception()
-            await session.close()
+            try:
+                await asyncio.wait({agent})
+                if not agent.cancelled():
+                    agent.exception()
+            finally:  # this wait may be cancelled as well
+                await session.close()
         try:
             return await self._scored(session, None if failure else agent.result(), failure)
         except TrajectoryFailed:
@@ -90,10 +96,10 @@ class BlackBoxAgent(AgentLoopBase):
     async def _gateway(self) -> Gateway:
         return await Gateway.at(self._options.host)
 
-    def _has_text_arguments(self) -> bool:
-        if self.tokenizer not in _text_arguments:
-            _text_arguments[self.tokenizer] = wants_text_arguments(self.continuous_token_builder)
-        return _text_arguments[self.tokenizer]
+    def _template(self) -> Template:
+        if self.tokenizer not in _templates:
+            _templates[self.tokenizer] = Template.of(self.continuous_token_builder, self.tokenizer)
+        return _templates[self.tokenizer]
 
     async def _agent(self, address: str, key: str, sample: dict[str, Any]) -> Any:
         """Its result."""
@@ -145,26 +151,37 @@ class BlackBoxAgent(AgentLoopBase):
             TrajectoryFailed: if it has none, and options do not say otherwise.
         """
         options = self._options
-        given = scored(session.posted if session.posted is not None else result)
+        said = session.posted if session.posted is not None else result
+        given = scored(said) if options.reward == "agent" else None
         if failure is None and not session.has_rows:
             what = f"; its last one was refused: {session.last_refusal}" if session.last_refusal else ""
             failure = TrajectoryFailed("agent_without_turn", Cause(f"its agent has had no reply to any request{what}"))
         if failure is None and given is None and options.reward == "agent":
-            what = f"its agent has ended without a reward: {session.posted or result!r:.200}"
+            what = f"its agent has ended without a reward: {said!r:.200}"
             failure = TrajectoryFailed("agent_without_result", Cause(what))
+        filtered_by = self._filtered_by()
+        if failure is None and given is not None and filtered_by not in given[1]:
+            what = f"its agent's result has only {sorted(given[1])}, and groups are filtered by {filtered_by}"
+            remedy = "return this field too, or set algorithm.filter_groups.metric to one of those"
+            failure = TrajectoryFailed("agent_without_result", Cause(f"{what}: {remedy}"))
         if failure is not None and not (session.has_rows and options.scores(failure.reason)):
             raise failure
-        if failure is not None and given is None:
-            filtered_by = OmegaConf.select(self.config, "algorithm.filter_groups.metric") or METRIC
+        has_score = options.reward == "function" or (given is not None and filtered_by in given[1])
+        if failure is not None and not (has_score and options.scores_what_there_is(failure.reason)):
             given = 0.0, {METRIC: 0.0, filtered_by: 0.0}
         outputs, ledger = await session.outputs()
         if differed := session.what_differed():
             self._tell(differed)
         tokens = {f"gateway/{name}_tokens": count for name, count in asdict(ledger).items()}
         self._count(session, {"gateway/rows": len(outputs), "gateway/zero_sessions": failure is not None} | tokens)
-        if given is not None and options.reward == "agent":
+        if given is not None:
             outputs[-1].reward_score, outputs[-1].extra_fields["reward_extra_info"] = given
         return outputs
+
+    def _filtered_by(self) -> str:
+        """The field of a result that groups are filtered by."""
+        groups = OmegaConf.select(self.config, "algorithm.filter_groups")
+        return METRIC if groups is None or not groups.enable else groups.metric
 
     def _count(self, session: Session, ended: Mapping[str, float]) -> None:
         recorder = current_recorder.get()

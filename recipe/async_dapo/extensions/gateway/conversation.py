@@ -15,26 +15,12 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from .messages import Message, Refused, for_template, meaning, meanings_of_reply
+from .template import Builder, Template
 
 T = TypeVar("T")
-
-
-class Builder(Protocol):
-    """verl's `ContinuousTokenBuilder`, as far as it is used."""
-
-    def build_initial_tokens(self, messages: list[Message], *, tools: list[dict[str, Any]] | None) -> list[int]: ...
-
-    def merge_context_tokens(
-        self,
-        previous_messages: list[Message],
-        updated_messages: list[Message],
-        runtime_token_ids: list[int],
-        *,
-        tools: list[dict[str, Any]] | None,
-    ) -> Any: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -115,8 +101,8 @@ class Conversation:
 
     Args:
         builder: renders messages, also behind tokens.
-        has_text_arguments: the chat template wants the arguments of calls as JSON text, not as objects.
-        written: a message's meaning, as it is compared.
+        template: what is known of the chat template.
+        written: texts of messages, as they are compared.
         show: given what they are behind, new messages, and their meanings, returns those that are rendered in their
             place.
     """
@@ -125,12 +111,12 @@ class Conversation:
         self,
         builder: Builder,
         *,
-        has_text_arguments: bool,
+        template: Template,
         written: Callable[[str], str] = str,
         show: Show | None = None,
     ) -> None:
         self._builder = builder
-        self._has_text_arguments = has_text_arguments
+        self._template = template
         self._written = written
         self._show = show
         self._roots: list[Answer] = []
@@ -139,7 +125,7 @@ class Conversation:
 
     def meanings(self, messages: Sequence[Message]) -> list[str]:
         """What messages say, as it is compared."""
-        return [self._written(meaning(message)) for message in messages]
+        return [meaning(message, self._written) for message in messages]
 
     async def begin(self, messages: list[Message], said: list[str], tools: list[dict[str, Any]]) -> Answer:
         """The answer that a request asks for, with its prompt and without tokens.
@@ -152,8 +138,7 @@ class Conversation:
         """
         key = json.dumps(tools, sort_keys=True)
         parent, known = self._longest(said, key)
-        new = messages[known:] if self._show is None else await self._show(parent, messages[known:], said[known:])
-        new = [for_template(message, has_text_arguments=self._has_text_arguments) for message in new]
+        new = await self._shown(parent, messages[known:], said[known:])
         if parent is not None:
             # What the agent has written anew stays as it was sampled; its own words for it are not rendered.
             updated = [*parent.messages, *new]
@@ -161,7 +146,7 @@ class Conversation:
                 prompt_ids, taken_back_tok = await _aside(lambda: self._appended(parent, updated, tools))
             except Exception:  # of a template, or of a builder that does not know such an order of roles
                 self.new_chains["not_appended"] += 1
-                new = [for_template(one, has_text_arguments=self._has_text_arguments) for one in messages]
+                new = await self._shown(None, messages, said)
             else:
                 start = len(parent.prompt_ids) + len(parent.token_ids) - taken_back_tok
                 parent.held_prompt = None
@@ -175,20 +160,29 @@ class Conversation:
             raise Refused(400, f"the model's chat template refuses these messages: {error}") from error
         return Answer(None, key, said, new, 0, list(prompt_ids))
 
+    async def _shown(self, parent: Answer | None, messages: list[Message], said: list[str]) -> list[Message]:
+        """New messages behind an answer, as the template is shown them."""
+        shown = messages if self._show is None else await self._show(parent, messages, said)
+        return [self._for_template(message) for message in shown]
+
+    def _for_template(self, message: Message) -> Message:
+        return for_template(message, has_text_arguments=self._template.has_text_arguments)
+
     def _appended(self, parent: Answer, updated: list[Message], tools: list[dict[str, Any]]) -> tuple[list[int], int]:
         """The prompt that goes on from an answer, and how many tokens of that one's end the template takes back."""
-        before = parent.all_ids
+        closing_ids = self._template.closing_of(parent.token_ids)
+        before = parent.all_ids + closing_ids
         merged = self._builder.merge_context_tokens(parent.messages, updated, before, tools=tools or None)
         kept_tok = len(before) - merged.removed_prefix_token_count
         prompt_ids = list(merged.token_ids)
         if prompt_ids[:kept_tok] != before[:kept_tok]:
             raise ValueError("the builder has changed tokens that were sampled")
-        return prompt_ids, merged.removed_prefix_token_count
+        return prompt_ids, max(0, merged.removed_prefix_token_count - len(closing_ids))
 
     def end(self, answer: Answer, message: Message) -> None:
         """The answer has its tokens; `message` is what the agent is told."""
-        answer.messages = [*answer.messages, for_template(message, has_text_arguments=self._has_text_arguments)]
-        answer.known_by = frozenset(map(self._written, meanings_of_reply(message)))
+        answer.messages = [*answer.messages, self._for_template(message)]
+        answer.known_by = meanings_of_reply(message, self._written)
         (self._roots if answer.parent is None else answer.parent.children).append(answer)
         self.answers.append(answer)
 

@@ -1,11 +1,13 @@
 """What agents ask and are told, in no API's form: requests, replies, refusals, and when two messages mean the same."""
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]  # role, content as text, and where there are any: tool_calls, tool_call_id, reasoning_content
 
+MOST_NESTED = 100  # objects and lists in each other
 CONTEXT_FULL = "context_length_exceeded"  # the code by which agents know that they may compact their history
 
 
@@ -45,7 +47,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call that the model wants to be made; `arguments` are JSON."""
+    """A call that the model wants to be made; `arguments` are JSON, an object."""
 
     call_id: str
     name: str
@@ -112,26 +114,30 @@ def text_of(content: Any) -> str:
     return "".join(texts)
 
 
-def meaning(message: Message) -> str:
+def meaning(message: Message, written: Callable[[str], str] = str) -> str:
     """What a message says, however a client writes it: in what order and with what blanks it has a call's arguments,
     with or without the model's reasoning. Two messages with the same meaning say the same.
+
+    Args:
+        written: its texts, which are its content and those in arguments of calls, as they are compared.
     """
-    said: dict[str, Any] = {"role": message["role"], "content": message["content"].strip()}
+    said: dict[str, Any] = {"role": message["role"], "content": written(message["content"]).strip()}
     if calls := message.get("tool_calls"):
         functions = [call["function"] for call in calls]
-        said["calls"] = [[one["name"], _with_plain_numbers(_parsed(one["arguments"]))] for one in functions]
-        if not said["content"]:
+        said["calls"] = [[one["name"], _plain(_parsed(one["arguments"]), written)] for one in functions]
+        if not message["content"].strip():
             said["ids"] = [call.get("id") for call in calls]
     if message["role"] == "tool":
         said["of"] = message.get("tool_call_id")
     return json.dumps(said, sort_keys=True)
 
 
-def meanings_of_reply(message: Message) -> frozenset[str]:
+def meanings_of_reply(message: Message, written: Callable[[str], str] = str) -> frozenset[str]:
     """Those by which a reply is known again: a client may leave out what the model has said beside its calls, whose ids
     are of this reply only.
     """
-    return frozenset({meaning(message), meaning(message | {"content": ""} if message.get("tool_calls") else message)})
+    silent = message | {"content": ""} if message.get("tool_calls") else message
+    return frozenset({meaning(message, written), meaning(silent, written)})
 
 
 def for_template(message: Message, *, has_text_arguments: bool) -> Message:
@@ -148,21 +154,50 @@ def for_template(message: Message, *, has_text_arguments: bool) -> Message:
 
 
 def _parsed(arguments: Any) -> Any:
-    """A call's arguments as an object, where they are one."""
+    """A call's arguments as an object, where they are one.
+
+    Raises:
+        Refused: if they are nested too deeply.
+    """
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        return json_of(arguments)
     except ValueError:
         return arguments
 
 
-def _with_plain_numbers(value: Any) -> Any:
-    """With 1 for 1.0, which some clients write for each other."""
+def json_of(text: str | bytes) -> Any:
+    """
+    Raises:
+        ValueError: for what is no JSON.
+        Refused: for what is nested so deeply that to walk through it, or to render it, may take too many frames.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise too_deep() from None
+    level, depth = [value], 0
+    while level := [inner for one in level for inner in _within(one)]:
+        if (depth := depth + 1) > MOST_NESTED:
+            raise too_deep()
+    return value
+
+
+def _within(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def too_deep() -> Refused:
+    return Refused(400, f"JSON may have {MOST_NESTED} objects and lists in each other, no more")
+
+
+def _plain(value: Any, written: Callable[[str], str]) -> Any:
+    """With its texts as they are compared, and 1 for 1.0, which some clients write for each other."""
     if isinstance(value, dict):
-        return {key: _with_plain_numbers(one) for key, one in value.items()}
+        return {key: _plain(one, written) for key, one in value.items()}
     if isinstance(value, list):
-        return [_with_plain_numbers(one) for one in value]
+        return [_plain(one, written) for one in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return value
+    return written(value) if isinstance(value, str) else value

@@ -31,8 +31,10 @@ class AgentOptions:
         time_limit_s: time that an agent may spend beside its turns; their time, and that of stops, does not count [s].
         silence_s: longest time without a request [s].
         max_turns: further requests are refused, as if the context were full [count].
-        on_failure: `drop_group`, or `score_zero`: an agent that fails scores 0, if it has had a turn.
-        on_time_limit: `fail`, as `on_failure` says; `score`: what it has posted counts, else 0.
+        on_failure: `drop_group`, or `score_zero`: an agent that fails scores 0, if it has had a turn, whatever it has
+            posted, and no reward function is asked.
+        on_time_limit: `fail`, as `on_failure` says; `score`: what it has posted counts, else 0; with a reward function,
+            that scores it.
         replayable: whether it may run again, over its recorded turns, where its process is gone; else its group is
             retired.
         ignored: regular expressions; what matches them in a prompt may differ when the agent runs again.
@@ -125,4 +127,8 @@ class AgentOptions:
 
     def scores(self, reason: str) -> bool:
         """Whether an agent that has failed for this reason is scored."""
-        return self.on_failure == "score_zero" or (reason == "agent_timeout" and self.on_time_limit == "score")
+        return self.on_failure == "score_zero" or self.scores_what_there_is(reason)
+
+    def scores_what_there_is(self, reason: str) -> bool:
+        """Whether it is scored as if it had ended by itself; else it scores 0."""
+        return reason == "agent_timeout" and self.on_time_limit == "score"

@@ -1,6 +1,7 @@
 """What the model's tokens say: text, reasoning, and calls of tools, by verl's parsers."""
 
-import json
+import logging
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -9,10 +10,16 @@ from pydantic import ValidationError
 from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
-from .messages import Reply, Request, ToolCall
+from ...core.outcome import Cause, KnownPlaces
+from .messages import Refused, Reply, Request, ToolCall, json_of
+
+logger = logging.getLogger(__name__)
+
+_logged = KnownPlaces()  # of this worker
 
 THOUGHT_ENDS = "</think>"  # in all families whose template shows reasoning between tags
 THOUGHT_BEGINS = "<think>"
+_BLOCK = re.compile(r"<((?:\w+:)?tool_call)>.*?</\1>", re.DOTALL)  # of most families, a call or several
 
 # transformers' model_type, or its beginning -> verl's parser. The first that fits counts.
 PARSERS = (
@@ -66,15 +73,11 @@ class ReplyReader:
         reasoning, said_ids = self._without_reasoning(token_ids)
         text, calls = self._text(said_ids), tuple[ToolCall, ...]()
         if self._parser is not None and request.tools:
-            rest, found = await self._parser.extract_tool_calls(said_ids, [schema_of(tool) for tool in request.tools])
-            if found and all(map(_is_json, found)):  # else a call that could not be parsed would be gone from the text
-                text = rest
-                for token in self._tokenizer.all_special_tokens:
-                    text = text.replace(token, "")
-                calls = tuple(
-                    ToolCall(call_id=f"call_{name}_{number}", name=call.name, arguments=call.arguments)
-                    for number, call in enumerate(found)
-                )
+            text, found = await self._with_calls(said_ids, text, [schema_of(tool) for tool in request.tools])
+            calls = tuple(
+                ToolCall(call_id=f"call_{name}_{number}", name=call.name, arguments=call.arguments)
+                for number, call in enumerate(found)
+            )
         stop_string = min((one for one in request.stop if one in text), key=text.index, default=None)
         if stop_string is not None:
             text = text[: text.index(stop_string)]
@@ -95,6 +98,33 @@ class ReplyReader:
             model=request.model,
         )
 
+    async def _with_calls(self, token_ids: list[int], text: str, tools: list[Any]) -> tuple[str, list[Any]]:
+        """The text without the calls that can be read, and these. One that cannot be is part of the text."""
+        rest, found = await self._parsed(token_ids, tools)
+        blocks = list(_BLOCK.finditer(text))
+        if found and len(found) >= len(blocks):
+            for token in self._tokenizer.all_special_tokens:
+                rest = rest.replace(token, "")
+            return rest, found
+        calls, left, end = list[Any](), "", 0
+        for block in blocks if len(blocks) > 1 else ():  # each by itself: verl's parsers drop what they cannot read
+            _, of_block = await self._parsed(self._tokenizer.encode(block[0], add_special_tokens=False), tools)
+            if of_block:
+                left += text[end : block.start()]
+                calls, end = [*calls, *of_block], block.end()
+        return left + text[end:], calls
+
+    async def _parsed(self, token_ids: list[int], tools: list[Any]) -> tuple[str, list[Any]]:
+        """What verl's parser makes of it; no calls, if one of them is none."""
+        assert self._parser is not None
+        try:
+            rest, found = await self._parser.extract_tool_calls(token_ids, tools)
+        except Exception as error:  # at what a model may say: then it is text
+            if _logged.is_new(Cause(type(error).__name__)):
+                logger.warning("verl's parser of calls has failed at an answer, which stays text: %r", error)
+            return "", []
+        return (rest, found) if all(map(_is_call, found)) else ("", [])
+
     def _text(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
@@ -107,12 +137,12 @@ class ReplyReader:
         return reasoning.strip(), token_ids[end + 1 :]
 
 
-def _is_json(call: Any) -> bool:
+def _is_call(call: Any) -> bool:
+    """Whether its arguments are an object."""
     try:
-        json.loads(call.arguments)
-    except ValueError:
+        return isinstance(json_of(call.arguments), dict)
+    except (ValueError, Refused):
         return False
-    return True
 
 
 def schema_of(tool: dict[str, Any]) -> OpenAIFunctionToolSchema:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .messages import Refused
 
-IGNORED = (  # the run has its own
+_IGNORED = (  # the run has its own
     "temperature",
     "top_p",
     "top_k",
@@ -58,10 +58,14 @@ def check_parameters(body: dict[str, Any]) -> tuple[str, ...]:
     if body.get("n") not in (None, 1):
         raise Refused(400, "n must be 1: ask several times, also at once, for several answers")
     choice = body.get("tool_choice")
+    is_one = {
+        "parallel_tool_calls": body.get("parallel_tool_calls") is False,
+        "disable_parallel_tool_use": isinstance(choice, dict) and choice.get("disable_parallel_tool_use"),
+    }  # of OpenAI and Anthropic: a model makes as many calls at once as it likes
     choice = choice.get("type") if isinstance(choice, dict) else choice
     if choice not in (None, "auto", "none"):
         raise other_distribution(f"tool_choice={choice}")
-    return tuple(name for name in IGNORED if body.get(name) is not None)
+    return *(name for name in _IGNORED if body.get(name) is not None), *(name for name in is_one if is_one[name])
 
 
 def other_distribution(name: str) -> Refused:

@@ -25,9 +25,9 @@ from aiohttp import web
 
 from ...config.values import ConfigError
 from . import anthropic_messages, chat, responses
-from .messages import Refused, Reply, Request
+from .messages import Refused, Reply, Request, json_of
 from .options import FILE, NODE
-from .refusals import IGNORED
+from .result import scored
 from .session import Exchange, Session
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,10 @@ class Gateway:
 
     async def _reward(self, request: web.Request, api: Api) -> web.StreamResponse:
         session = self._session_of(request)
-        session.posted = await _body_of(request)
+        posted = await _json_of(request)
+        if scored(posted) is None:
+            raise Refused(400, "this has no reward: post a number, or an object with `reward`")
+        session.posted = posted
         return web.json_response({"ok": True})
 
     async def _answer(self, http: web.Request, api: Api) -> web.StreamResponse:
@@ -186,8 +189,8 @@ class Gateway:
     def _tell_once(self, request: Request) -> None:
         new = [name for name in request.ignored if name not in self._logged]
         if new:
-            self._logged.update(IGNORED)
-            logger.info("agents set %s, which the run sets itself: these are ignored", ", ".join(new))
+            self._logged.update(new)
+            logger.info("agents set %s, which have no effect: the run samples in its own way", ", ".join(new))
 
 
 def _pieces(api: Api, request: Request, reply: Reply) -> Iterator[bytes]:
@@ -202,15 +205,23 @@ async def _body_of(http: web.Request) -> dict[str, Any]:
     Raises:
         Refused: for what is no JSON object, or too long.
     """
+    body = await _json_of(http)
+    if not isinstance(body, dict):
+        raise Refused(400, "the body must be a JSON object")
+    return body
+
+
+async def _json_of(http: web.Request) -> Any:
+    """
+    Raises:
+        Refused: for what is no JSON, too long, or nested too deeply.
+    """
     try:
-        body = json.loads(await http.read())
+        return json_of(await http.read())
     except web.HTTPRequestEntityTooLarge:
         raise Refused(413, f"a request may have {MOST_BYTES} bytes") from None
     except ValueError as error:
         raise Refused(400, f"the body is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise Refused(400, "the body must be a JSON object")
-    return body
 
 
 def _digest(key: str) -> bytes:

@@ -31,6 +31,7 @@ from ...core.trajectory import BrokenRecord
 from .conversation import Answer, Conversation, Row
 from .messages import CONTEXT_FULL, Message, Refused, Reply, Request
 from .reading import ReplyReader, schema_of
+from .template import Template
 from .turn_ledger import TurnLedger
 
 MOST_REFUSED = 20  # requests in a row
@@ -64,7 +65,7 @@ class Session:
         loop: whose engines, tokenizer and builder it has; the session is made in its task.
         sampling_params: of all turns.
         reader: of the model's replies.
-        has_text_arguments: see `Conversation`.
+        template: see `Conversation`.
         max_turns: more are refused [count].
         ignored: what matches these in a prompt may differ when the agent runs again.
     """
@@ -75,7 +76,7 @@ class Session:
         sampling_params: dict[str, Any],
         *,
         reader: ReplyReader,
-        has_text_arguments: bool = False,
+        template: Template,
         max_turns: int = 1000,
         ignored: Sequence[re.Pattern[str]] = (),
     ) -> None:
@@ -86,7 +87,7 @@ class Session:
         self._request_id = uuid4().hex
         self.conversation = Conversation(
             loop.continuous_token_builder,
-            has_text_arguments=has_text_arguments,
+            template=template,
             written=self._written,
             show=self._as_before if ignored else None,
         )
@@ -119,7 +120,11 @@ class Session:
         if self._is_over:
             raise over()
         self.counts["requests"] += 1
-        exchange = self._exchange_of(request, is_again=is_again)
+        try:
+            exchange = self._exchange_of(request, is_again=is_again)
+        except Refused as refused:
+            self.refuse(refused)
+            raise
         exchange.clients += 1
         self._count_clients(1)
         try:
@@ -191,7 +196,8 @@ class Session:
                 if not self._turns:
                     self._begin_wait()
         except asyncio.CancelledError:
-            reply.set_exception(over())
+            if not reply.done():
+                reply.set_exception(over())
             raise
         except Refused as refused:
             self._exchanges[exchange.key].remove(exchange)
@@ -261,10 +267,10 @@ class Session:
 
     # ---------------------------------------------------------------- when an agent runs again
 
-    def _written(self, meaning: str) -> str:
+    def _written(self, text: str) -> str:
         for pattern in self._ignored:
-            meaning = pattern.sub("", meaning)
-        return meaning
+            text = pattern.sub("", text)
+        return text
 
     async def _as_before(self, parent: Answer | None, messages: list[Message], said: list[str]) -> list[Message]:
         """The messages that were rendered here when the agent ran before, if they differ in what is ignored only."""
@@ -316,12 +322,14 @@ class Session:
         tasks = [exchange.task for exchange in exchanges if exchange.task is not None]
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for exchange in exchanges:
-            if not exchange.reply.done():  # its task was cancelled before it began
-                exchange.reply.set_exception(over())
-        self._in_call.close()
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+        finally:  # this wait may be cancelled as well
+            for exchange in exchanges:
+                if not exchange.reply.done():  # its task was cancelled before it began
+                    exchange.reply.set_exception(over())
+            self._in_call.close()
 
     @property
     def has_rows(self) -> bool:

@@ -1,6 +1,8 @@
 """Agents in processes of their own: their results and failures, what they see, and that none outlives its worker."""
 
 import asyncio
+import io
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +17,8 @@ import pytest
 
 from recipe.async_dapo.core.outcome import TrajectoryFailed
 from recipe.async_dapo.extensions.gateway import agent_host
-from recipe.async_dapo.extensions.gateway.agent_host import AgentHost
+from recipe.async_dapo.extensions.gateway.agent_host import AgentHost, _Process
+from recipe.async_dapo.extensions.gateway.agent_program import Program
 
 AGENTS = """
 import asyncio, os, sys, time
@@ -75,6 +78,7 @@ def waits(base_url, key, sample):
     time.sleep(1234)
 
 async def blocks_all(base_url, key, sample):
+    open(sample["began"], "w").close()
     time.sleep(1234)
 
 async def swallows(base_url, key, sample):
@@ -192,7 +196,7 @@ def test_given_a_process_that_ends_late_then_agents_of_the_next_one_do_not_fail_
 
 @pytest.mark.parametrize("name", ["waits", "blocks_all", "swallows"])
 def test_given_a_function_that_does_not_end_when_cancelled_then_its_process_takes_no_more_agents_and_ends_with_the_last(
-    agents: None, name: str, monkeypatch: pytest.MonkeyPatch
+    agents: None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sibling that is there goes on to its end, or with `blocks_all` until it is ended as well."""
     monkeypatch.setattr(agent_host, "END_S", 0.5)
@@ -200,11 +204,14 @@ def test_given_a_function_that_does_not_end_when_cancelled_then_its_process_take
     async def main() -> tuple[Any, Any]:
         host = AgentHost.of("functions")
         sibling = asyncio.create_task(host.run(function("slow")))
-        stuck = asyncio.create_task(host.run(function(name)))
+        stuck = asyncio.create_task(host.run(function(name, began=str(tmp_path / "began"))))
         await asyncio.to_thread(until, lambda: host._process is not None and len(host._process._ended) == 2)
         old = host._process
         assert old is not None
-        await host.run(function("plain", x=0)) if name != "blocks_all" else None
+        if name == "blocks_all":
+            await asyncio.to_thread(until, (tmp_path / "began").exists)
+        else:
+            await host.run(function("plain", x=0))
         stuck.cancel()
         await asyncio.to_thread(until, lambda: old.is_held_up)
         result = await host.run(function("plain", x=1))
@@ -267,19 +274,59 @@ def test_given_secrets_of_the_worker_then_no_agent_sees_them(agents: None, monke
 
 def test_given_commands_then_a_file_or_the_last_line_is_the_result_and_each_has_a_fresh_folder() -> None:
     here = "import json, os, sys; sample = json.load(open('sample.json')); "
-    printed, filed, silent, failed, absent, daemon = hosted(
+    printed, filed, silent, failed, absent, daemon, detached, fails = hosted(
         python(here + "print('words'); print(json.dumps({'reward': sample['x'], 'at': os.getcwd()}))", x=0.25),
         python(here + "open('result.json', 'w').write('{\"reward\": 1}'); print('{\"reward\": 0}')"),
         python("print('no JSON')"),
         python("import sys; print('trouble', file=sys.stderr); sys.exit(3)"),
         command("/absent/program"),
         command("bash", "-c", "sleep 60 & echo 1"),
+        command("bash", "-c", "setsid sleep 5 & echo 1"),  # it keeps the pipes open
+        command("bash", "-c", "setsid sleep 5 & echo trouble >&2; exit 3"),
         purpose="commands",
     )
     assert printed["reward"] == 0.25 and not os.path.exists(printed["at"])
-    assert (filed, silent, daemon) == ({"reward": 1}, None, 1)
-    assert failed.reason == "agent_failed" and "ended with 3: trouble" in failed.cause.summary
+    assert (filed, silent, daemon, detached) == ({"reward": 1}, None, 1, 1)
+    for one in (failed, fails):
+        assert one.reason == "agent_failed" and "ended with 3: trouble" in one.cause.summary
     assert absent.reason == "agent_not_started" and "/absent/program" in absent.cause.summary
+
+
+def test_given_a_start_and_its_cancel_heard_together_then_its_end_is_told() -> None:
+    async def main() -> list[Any]:
+        out = io.StringIO()
+        program = Program(out)
+        program.hear({"start": 7} | function("slow"))
+        program.hear({"cancel": 7})
+        await asyncio.wait(set(program._running.values()))
+        await asyncio.sleep(0)  # what the task's end calls
+        assert not program._running
+        return [json.loads(line) for line in out.getvalue().splitlines()]
+
+    assert [told["ended"] for told in asyncio.run(main())] == [7]
+
+
+TELLS = """
+import json
+number = json.loads(input())["start"]
+for line in ({"group": 2**22 + 1, "of": 7}, {"ended": 7, "result": 0}, {"ended": number, "result": 1}):
+    print(json.dumps(line), flush=True)
+input()
+"""
+
+
+def test_given_a_group_that_is_told_after_its_cancel_then_it_is_forgotten_with_its_end() -> None:
+    async def main() -> None:
+        pipe = asyncio.subprocess.PIPE
+        words = [sys.executable, "-c", TELLS]
+        host = _Process(
+            await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        )
+        assert await host.run(0, {}) == 1
+        assert not host._groups
+        await host.stop()
+
+    asyncio.run(main())
 
 
 SLEEPERS = "sleep 1234 & sleep 1234"  # a process and its child

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,8 +11,11 @@ import anthropic
 import openai
 import pytest
 import ray
+from verl.experimental.agent_loop.tool_parser import HermesToolParser
 
+from recipe.async_dapo.core.outcome import Cause, TrajectoryFailed
 from recipe.async_dapo.extensions.gateway import server
+from recipe.async_dapo.extensions.gateway.messages import tool_call
 
 from ..support.played import ADDED, THOUGHT_AND_CALL, openai_client, play, rows
 from ..support.world import ADD, QUESTION, HttpAgent, check_rows, letters, shown, texts
@@ -121,16 +125,42 @@ def test_given_a_streaming_client_then_its_helper_puts_text_calls_usage_and_reas
     assert len(rows(agent, THOUGHT_AND_CALL)) == 1
 
 
-def test_given_a_call_that_cannot_be_parsed_then_it_is_the_answers_text() -> None:
-    broken = '<tool_call>{"name": "add", "argu</tool_call> rest'
+def called(arguments: str) -> str:
+    return f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
+
+
+NESTED = '{"a": ' + "[" * 500 + "]" * 500 + "}"
+
+
+@pytest.mark.parametrize("broken", ['{"a', "[1, 2]", '"one"', NESTED], ids=["cut", "a list", "text", "nested"])
+def test_given_a_call_that_cannot_be_read_then_it_is_the_answers_text_beside_those_that_can(broken: str) -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key) as client:
+            messages = [*sample["raw_prompt"]]
+            said = await by_chat(client, messages, tools=[ADD])
+            assert said.content == f"{called(broken)} rest" and not said.tool_calls
+            messages += [said, {"role": "user", "content": "Again."}]
+            said = await by_chat(client, messages, tools=[ADD])
+            assert said.content == f"So: {called(broken)}"
+            assert [call.function.arguments for call in said.tool_calls] == ['{"a": 1}', '{"a": 2}']
+        return 1.0
+
+    both = "So: " + called('{"a": 1}') + called(broken) + called('{"a": 2}')
+    assert len(rows(agent, f"{called(broken)} rest", both)) == 1
+
+
+def test_given_a_parser_that_raises_then_the_answer_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: Any) -> Any:
+        raise IndexError("of the parser")
+
+    monkeypatch.setattr(HermesToolParser, "extract_tool_calls", fails)
 
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
         async with openai_client(address, key) as client:
-            said = await by_chat(client, sample["raw_prompt"], tools=[ADD])
-        assert said.content == broken and not said.tool_calls
+            assert (await by_chat(client, sample["raw_prompt"], tools=[ADD])).content == called("{}")
         return 1.0
 
-    rows(agent, broken)
+    rows(agent, called("{}"))
 
 
 @pytest.mark.parametrize("vendor", ["openai", "openai stream", "openai blocking", "anthropic", "anthropic stream"])
@@ -231,6 +261,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "positive number": {"max_tokens": 0},
     "tool is not understood": {"tools": [{"type": "function", "function": {"description": "has no name"}}]},
     "request is not understood": {"messages": [{"content": "no role"}]},
+    "100 objects and lists": {
+        "messages": [{"role": "assistant", "tool_calls": [tool_call("c", "add", NESTED)]}, *QUESTION]
+    },
+    "100 objects and lists in each": {"metadata": json.loads(NESTED)},
 }
 
 
@@ -265,6 +299,19 @@ def test_given_a_context_that_is_full_then_the_agent_is_told_so_and_may_compact_
     assert life.boxes[0].session.conversation.new_chains == {"other_history": 1}
 
 
+def test_given_anthropics_sdk_and_a_context_that_is_full_then_the_agent_is_told_in_anthropics_words() -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with anthropic.AsyncAnthropic(base_url=address, api_key=key) as client:
+            asked: dict[str, Any] = {"model": "policy", "max_tokens": 9}
+            long: Any = [{"role": "user", "content": "y" * 6000}]
+            with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
+                await client.messages.create(messages=long, **asked)
+            await client.messages.create(messages=sample["raw_prompt"], **asked)
+        return 0.0
+
+    rows(agent, "yes")
+
+
 def test_given_a_limit_a_stop_string_or_log_probs_then_they_act() -> None:
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
         async with openai_client(address, key) as client:
@@ -280,6 +327,19 @@ def test_given_a_limit_a_stop_string_or_log_probs_then_they_act() -> None:
 
     outcome, *_ = play(agent, says=texts("a b STOP"))
     assert not outcome.reason, outcome.cause
+
+
+def test_given_an_answer_that_was_cut_then_its_turn_is_closed_as_the_template_closes_it() -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key) as client:
+            messages = [*sample["raw_prompt"]]
+            for limit in (3, 2, None):
+                messages += [await by_chat(client, messages, max_tokens=limit), {"role": "user", "content": "Go on."}]
+        return 1.0
+
+    goes_on = "\n<|im_start|>u\nGo on.<|im_end|>\n<|im_start|>a\n"
+    [row] = rows(agent, "a b STOP", "two", "three")
+    assert row == f"[a b]<|im_end|>{goes_on}[tw]<|im_end|>{goes_on}[three<|im_end|>]"
 
 
 def test_given_stop_strings_with_drafts_then_the_agent_is_told_and_training_goes_on() -> None:
@@ -317,7 +377,8 @@ def test_given_other_keys_paths_and_bodies_then_nothing_of_a_session_is_told() -
             assert await status(chat, key, data=io.BytesIO(b" " * (server.MOST_BYTES + 1))) == 413
             async with client.get(f"{address}/v1/models", headers={"x-api-key": key}) as response:
                 assert [model["id"] for model in (await response.json())["data"]] == ["policy"]
-            assert await status(f"{address}/reward", key, json={"reward": 0.25}) == 200
+            assert await status(f"{address}/reward", key, json={"done": True}) == 400
+            assert await status(f"{address}/reward", key, json=0.25) == 200
             assert await status(chat, key, json=body) == 200
         return 1.0
 
@@ -340,6 +401,24 @@ async def hangs(address: str, key: str, sample: dict[str, Any]) -> None:
     async with openai_client(address, key) as client:
         await by_chat(client, QUESTION)
     await asyncio.sleep(60)
+
+
+async def posts_and_crashes(address: str, key: str, sample: dict[str, Any]) -> None:
+    async with openai_client(address, key) as client:
+        await by_chat(client, QUESTION)
+        await client.post(f"{address}/reward", body={"reward": 0.25}, cast_to=object)
+    raise TrajectoryFailed("agent_failed", Cause("its own"))
+
+
+async def posts_and_hangs(address: str, key: str, sample: dict[str, Any]) -> None:
+    with suppress(TrajectoryFailed):
+        await posts_and_crashes(address, key, sample)
+    await asyncio.sleep(60)
+
+
+async def says_more(address: str, key: str, sample: dict[str, Any]) -> dict[str, float]:
+    await says_nothing(address, key, sample)
+    return {"reward": 1.0, "steps": 2}
 
 
 async def says_nothing(address: str, key: str, sample: dict[str, Any]) -> str:
@@ -375,6 +454,28 @@ FAILURES: dict[str, Case] = {
     "is late": (hangs, {"time_limit_s": 0.5}, "agent_timeout", None),
     "is late, and what there is counts": (hangs, {"time_limit_s": 0.5, "on_time_limit": "score"}, "", 0.0),
     "is late, and failures score 0": (hangs, {"time_limit_s": 0.5, "on_failure": "score_zero"}, "", 0.0),
+    "is late, and the function scores what there is": (
+        hangs,
+        {"time_limit_s": 0.5, "on_time_limit": "score", "reward": "function"},
+        "",
+        0.5,
+    ),
+    "is late, and what it has posted counts": (
+        posts_and_hangs,
+        {"time_limit_s": 0.5, "on_time_limit": "score", "on_failure": "score_zero"},
+        "",
+        0.25,
+    ),
+    "crashes behind its reward, and failures score 0": (posts_and_crashes, {"on_failure": "score_zero"}, "", 0.0),
+    "crashes before the function scores, and failures score 0": (
+        posts_and_crashes,
+        {"on_failure": "score_zero", "reward": "function"},
+        "",
+        0.0,
+    ),
+    "lacks what groups are filtered by": (says_more, {"filtered_by": "right"}, "agent_without_result", None),
+    "lacks that, and failures score 0": (says_more, {"filtered_by": "right", "on_failure": "score_zero"}, "", 0.0),
+    "has what groups are filtered by": (says_more, {"filtered_by": "steps"}, "", 1.0),
     "has no result": (says_nothing, {}, "agent_without_result", None),
     "leaves the reward to the function": (says_nothing, {"reward": "function"}, "", 0.5),
     "is refused again and again": (asks_for_what_it_does_not_get, {}, "agent_refused", None),
@@ -386,6 +487,8 @@ def test_given_an_agent_that_fails_then_its_reason_is_counted_and_it_never_count
     agent, options, reason, score = FAILURES[what]
     outcome, group, _ = play(agent, says=texts("yes"), **options)
     assert outcome.reason == reason, outcome.cause
+    if "filtered_by" in options and reason:
+        assert "has only ['acc', 'steps'], and groups are filtered by right: return this" in outcome.cause.summary
     if score is not None:
         assert group.trajectories[0].outputs[-1].rest.reward_score == score
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from random import Random
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from recipe.async_dapo.core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.extensions.gateway import black_box
-from recipe.async_dapo.extensions.gateway.messages import Refused, Request
+from recipe.async_dapo.extensions.gateway.messages import Refused, Request, meaning, tool_call
+from recipe.async_dapo.extensions.gateway.refusals import check_parameters
 from recipe.async_dapo.extensions.gateway.session import Session
 
 from ....support.rollout_world import reread
@@ -147,6 +149,25 @@ async def test_given_a_session_that_closes_as_a_request_comes_in_then_its_client
     await finished(Life(closed, n=1), new_group(1))
 
 
+async def test_given_a_loop_that_is_cancelled_again_while_its_agent_ends_then_its_session_closes() -> None:
+    async def slow_to_end(session: Session, sample: dict[str, Any]) -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(5)
+
+    box = Life(slow_to_end, n=1)._make()
+    running = asyncio.create_task(box.run({}, raw_prompt=QUESTION))
+    await box.opened
+    for _ in range(2):
+        running.cancel()
+        await asyncio.sleep(1)
+    assert running.done()
+    with pytest.raises(Refused, match="the session is over"):
+        await ask(box.session, [*QUESTION])
+    await asyncio.sleep(5)
+
+
 async def test_given_an_equal_request_before_a_reply_is_written_then_it_is_a_sample_of_its_own() -> None:
     async def agent(session: Session, sample: dict[str, Any]) -> float:
         request = Request(messages=[*QUESTION])
@@ -170,27 +191,28 @@ async def test_given_discard_then_agents_end_with_the_round_and_start_again_from
     assert len(life.boxes) == 8
 
 
-def clock(ticks: list[int]) -> Any:
+def clock(ticks: list[int], role: str) -> Any:
     async def agent(session: Session, sample: dict[str, Any]) -> float:
         messages = [turn(f"who are you? time {len(ticks)}")]
         for _ in range(3):
             ticks.append(0)
-            messages += [await ask(session, messages), turn(f"go on. time {len(ticks)}")]
+            messages += [await ask(session, messages), {"role": role, "content": f"go on. time {len(ticks)}"}]
             await asyncio.sleep(0.3)
         return 1.0
 
     return agent
 
 
-@pytest.mark.parametrize("ignored", [[], [r"time \d+"]])
+@pytest.mark.parametrize("ignored", [[], [r"time .*"]])
+@pytest.mark.parametrize("role", ["user", "critic"])  # no builder appends the second
 async def test_given_a_time_in_the_prompt_when_its_agent_runs_again_then_it_goes_on_if_times_are_ignored(
-    ignored: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    role: str, ignored: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(black_box, "_logged", KnownPlaces())
     caplog.set_level(logging.WARNING)
     group, ticks, lost_tok = new_group(1), list[int](), 0
     for rounds in range(9):
-        life = Life(clock(ticks), n=1, version=rounds, ignored=ignored)
+        life = Life(clock(ticks, role), n=1, version=rounds, ignored=ignored)
         is_ended = await life.round(group, 0.5 if rounds < 4 else None) is not None
         lost_tok += life.diverged_tok
         await life.end()
@@ -203,6 +225,26 @@ async def test_given_a_time_in_the_prompt_when_its_agent_runs_again_then_it_goes
         assert "has asked for something else when it ran again" in caplog.text and "time" in caplog.text
     else:
         assert "time 0" in shown_prompt(group), "the first words stay"
+
+
+def test_given_a_wish_for_one_call_at_a_time_then_it_is_told_as_without_effect() -> None:
+    assert check_parameters({"parallel_tool_calls": False, "seed": 3}) == ("seed", "parallel_tool_calls")
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    assert check_parameters({"tool_choice": choice}) == ("disable_parallel_tool_use",)
+    assert check_parameters({"parallel_tool_calls": True, "tool_choice": {"type": "auto"}}) == ()
+
+
+def test_given_patterns_that_are_ignored_then_each_acts_within_one_text_of_a_message() -> None:
+    def said(message: dict[str, Any]) -> str:
+        return meaning(message, lambda text: re.sub(r"time: .*|/tmp/\S+", "", text))
+
+    assert said(turn("time: 1\nGo.")) == said(turn("time: 2\nGo.")) != said(turn("time: 1\nStop."))
+    assert said(turn("time: 1")) != said({"role": "system", "content": "time: 1"})
+    results = [{"role": "tool", "content": "/tmp/a", "tool_call_id": name} for name in ("first", "second")]
+    assert said(results[0]) != said(results[1])
+    calls = [tool_call("c", "look", f'{{"at": "/tmp/{name}", "deep": {depth}}}') for name, depth in ("a1", "b1", "b2")]
+    one, same, other = ({"role": "assistant", "content": "so", "tool_calls": [call]} for call in calls)
+    assert said(one) == said(same) != said(other)
 
 
 @pytest.mark.parametrize("seed", range(6))

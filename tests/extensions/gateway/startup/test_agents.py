@@ -1,6 +1,7 @@
 """An agent's entry, and the model's chat template, before a cluster starts."""
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +9,18 @@ from omegaconf import OmegaConf
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.extensions.gateway import template
 from recipe.async_dapo.extensions.gateway.options import AgentOptions
 from recipe.async_dapo.extensions.gateway.start_up import _check_command, _check_function, check_routes
 from recipe.async_dapo.extensions.gateway.template import TemplateFinding, tried
+from recipe.async_dapo.startup.agent_loop_check import may_score_itself
 
 from ..support.world import TEMPLATE, TOKENIZER
 
+LOOPS = """
+- {name: own, _target_: recipe.async_dapo.extensions.gateway.black_box.BlackBoxAgent, agent: "a:b"}
+- {name: of_function, _target_: recipe.async_dapo.extensions.gateway.black_box.BlackBoxAgent, reward: function}
+"""
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "neither": ({}, "agent=None: name either agent, a function, or command"),
     "both": ({"agent": "a:b", "command": ["c"]}, "name either"),
@@ -62,9 +69,9 @@ def test_given_router_replay_then_it_is_refused() -> None:
         check_routes(config)
 
 
-def finding(template: str, model_type: str = "qwen3") -> TemplateFinding:
+def finding(chat_template: str, model_type: str = "qwen3") -> TemplateFinding:
     tokenizer = deepcopy(TOKENIZER)
-    tokenizer.chat_template = template
+    tokenizer.chat_template = chat_template
     builder = create_continuous_token_builder(
         tokenizer, hf_model_type=model_type, chat_template_kwargs={}, mm_processor_kwargs={}, processor=None
     )
@@ -73,6 +80,21 @@ def finding(template: str, model_type: str = "qwen3") -> TemplateFinding:
 
 def test_given_a_template_and_builder_that_agree_then_nothing_differs() -> None:
     assert finding(TEMPLATE) == TemplateFinding(has_text_arguments=False, refuses="", differences={})
+
+
+def test_given_a_template_whose_end_of_a_turn_is_not_found_then_cut_answers_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(template, "_closing_ids", lambda builder: ())
+    assert finding(TEMPLATE).differences.keys() == {"an answer that was cut"}
+
+
+def test_given_an_agent_whose_score_is_the_functions_then_its_rows_need_what_that_is_given(tmp_path: Path) -> None:
+    (tmp_path / "agents.yaml").write_text(LOOPS)
+    agent = {"agent_loop_config_path": str(tmp_path / "agents.yaml")}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"agent": agent}}})
+    names = ("own", "of_function", "absent")
+    assert [may_score_itself(config, name) for name in names] == [True, False, False]
 
 
 def test_given_a_family_without_a_builder_of_its_own_then_the_lost_newline_is_named() -> None:

@@ -132,6 +132,7 @@ class Life:
         n: trajectories of a group.
         most: loops that are kept, without the gateway's; 0: none is, as with `discard`.
         http: the agents ask by HTTP.
+        filtered_by: the metric that groups are filtered by.
         options: of `BlackBoxAgent`.
     """
 
@@ -146,9 +147,10 @@ class Life:
         token_s: float = 0.01,
         http: bool = False,
         drafts: bool = False,
+        filtered_by: str | None = None,
         **options: Any,
     ) -> None:
-        self.n, self._agent, self._http = n, scripted, http
+        self.n, self._agent, self._http, self._filtered_by = n, scripted, http, filtered_by
         self._options = options if options.keys() & {"agent", "command"} else {"agent": "a:b"} | options
         self.server = TextServer(says, token_s=token_s)
         self.server.global_steps = version
@@ -168,7 +170,9 @@ class Life:
             "prompt_length": PROMPT_TOK,
             "multi_turn": {"format": "hermes"},
         }
-        config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout_config}, "data": {}})
+        groups = {"filter_groups": {"enable": self._filtered_by is not None, "metric": self._filtered_by}}
+        parts = {"actor_rollout_ref": {"rollout": rollout_config}, "data": {}, "algorithm": groups}
+        config = OmegaConf.create(parts)
         box = Box(
             trainer_config=DictConfigWrap(config),
             server_manager=self._client,
