@@ -10,7 +10,6 @@ import json
 import random
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from ..async_dapo.config.values import ConfigError
 QUESTIONS = ("question", "problem", "prompt", "query", "instruction", "input")
 ANSWERS = ("answer", "gold", "ground_truth", "solution", "target", "label", "output")
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 20, 512  # one row in so many
+_MOST_NAMED = 5  # rows that are left out for the same reason
 _PICTURE = "<image>"  # verl's placeholder in a prompt's text
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
@@ -114,12 +114,12 @@ def column_of(rows: Sequence[Row], option: str, named: str | None, usual: Sequen
     return found[0]
 
 
-def convert(rows: Sequence[Row], columns: Columns) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """Rows with verl's columns, and how many are left out for which reason. Of a question that comes again the first
+def convert(rows: Sequence[Row], columns: Columns) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
+    """Rows with verl's columns, and which are left out for which reason. Of a question that comes again the first
     row stays: else a held-out one could be trained on.
     """
     made: list[dict[str, Any]] = []
-    left_out: Counter[str] = Counter()
+    left_out: dict[str, list[int]] = {}
     seen: set[str] = set()
     for index, row in enumerate(rows):
         try:
@@ -128,7 +128,7 @@ def convert(rows: Sequence[Row], columns: Columns) -> tuple[list[dict[str, Any]]
             if key in seen:
                 raise LeftOut("its question comes again")
         except LeftOut as reason:
-            left_out[str(reason)] += 1
+            left_out.setdefault(str(reason), []).append(index)
         else:
             seen.add(key)
             made.append(new)
@@ -270,8 +270,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parsed
 
 
-def _counts(left_out: Counter[str]) -> str:
-    return ", ".join(f"{count} ({reason})" for reason, count in left_out.most_common())
+def _counts(left_out: Mapping[str, Sequence[int]]) -> str:
+    """With the first rows of each reason, counted as in `extra_info`."""
+    said = []
+    for reason, rows in sorted(left_out.items(), key=lambda one: -len(one[1])):
+        named = ", ".join(map(str, rows[:_MOST_NAMED])) + (", ..." if len(rows) > _MOST_NAMED else "")
+        said.append(f"{len(rows)} ({reason}: row{'s' * (len(rows) > 1)} {named})")
+    return ", ".join(said) + "; the first row is row 0"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Own questions and answers become data that start-up takes; every row that is left out is counted with its reason."""
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import pyarrow
@@ -35,7 +36,8 @@ def test_given_two_columns_when_prepared_then_start_up_takes_the_data_and_says_w
     main([str(file), "--output", str(tmp_path / "data"), "--system", "Count.", "--source", "openai/gsm8k"])
     said = capsys.readouterr().out
     assert "103 rows: 95 to train on, 5 held out; left out: 1 (its question is empty" in said
-    assert "1 (its answer is empty), 1 (its question comes again)" in said and "problem -> prompt" in said
+    assert "1 (its answer is empty: row 101), 1 (its question comes again: row 102); " in said
+    assert "problem -> prompt" in said
     data = [f"data.{name}_files={tmp_path}/data/{name}.parquet" for name in ("train", "val")]
     batch = "data.train_batch_size=8"
     config = compose_run([*data, batch, f"actor_rollout_ref.model.path={write_model(tmp_path / 'model')}"])
@@ -50,7 +52,7 @@ def test_given_two_columns_when_prepared_then_start_up_takes_the_data_and_says_w
 )
 def test_every_row_is_trained_on_held_out_or_counted_and_no_question_is_in_both(rows, held_out):
     made, left_out = convert(rows, TWO)
-    assert len(made) + left_out.total() == len(rows)
+    assert len(made) + sum(map(len, left_out.values())) == len(rows)
     if held_out is not None and held_out >= len(made):
         with pytest.raises(ConfigError, match="--held-out="):
             split(made, held_out, seed=0)
@@ -64,7 +66,7 @@ def test_every_row_is_trained_on_held_out_or_counted_and_no_question_is_in_both(
 def test_an_answer_behind_a_mark_loses_its_working_and_its_commas():
     columns = Columns(question="q", answer="a", source="gsm8k", after="####")
     [made], left_out = convert([{"q": "?", "a": "6*9=54\n#### 1,054"}, {"q": "??", "a": "54"}], columns)
-    assert made["reward_model"]["ground_truth"] == "1054" and left_out == {"its answer has no ####": 1}
+    assert made["reward_model"]["ground_truth"] == "1054" and left_out == {"its answer has no ####": [1]}
     texts = ["#### 1,234,567", "#### (1,2)", "#### x, y"]
     rows, _ = convert([{"q": text, "a": text} for text in texts], columns)
     assert [row["reward_model"]["ground_truth"] for row in rows] == ["1234567", "(1,2)", "x, y"]
@@ -72,7 +74,7 @@ def test_an_answer_behind_a_mark_loses_its_working_and_its_commas():
 
 def test_a_number_that_is_none_is_no_answer_and_rows_held_out_before_are_not_left_beside_the_training_rows(tmp_path):
     _, left_out = convert([{"problem": "?", "gold": float("nan")}], TWO)
-    assert left_out == {"its answer is empty": 1}
+    assert left_out == {"its answer is empty": [0]}
     file = write_parquet_of(tmp_path, [{"problem": f"{index}?", "gold": index} for index in range(4)])
     for held_out in (2, 0):
         main([str(file), "--output", str(tmp_path / "data"), "--held-out", str(held_out)])
@@ -99,7 +101,7 @@ def test_pictures_get_their_placeholder_and_one_that_is_not_there_is_counted(tmp
     made, left_out = convert(rows, columns)
     assert [row["prompt"][0]["content"] for row in made] == ["<image>What is it?", "<image>And it?"]
     assert made[0]["images"] == [{"image": str(tmp_path / "a.png")}] and made[1]["images"] == [{"bytes": b"png"}]
-    assert left_out.total() == 2
+    assert sorted(chain(*left_out.values())) == [2, 3]
 
 
 @pytest.mark.parametrize(
