@@ -90,7 +90,8 @@ def test_given_two_processes_then_rows_are_the_same_and_each_is_told(tmp_path, c
         documents.append(json.loads(path.read_text())["rows"])
     assert documents[0] == documents[1]
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("simulated ")]
-    assert told[0].startswith("simulated 1 rows, ") and told[-1].startswith(f"simulated {len(documents[0])} rows, ")
+    rows = len(documents[0])
+    assert told[0].startswith("simulated 1 of ") and told[-1].startswith(f"simulated {rows} of {rows} rows, ")
 
 
 QWEN3_5 = {"model": "qwen3.5-35b-a3b", "tensor-parallel-size": 2, "gpu-memory-utilization": 0.8, "engine": "measured"}

@@ -96,12 +96,15 @@ def _simulated(candidates: list[Candidate], scenario: Scenario, inputs: Inputs, 
     """Rows in the order of the candidates, then what is compared on equal terms."""
     simulate = partial(sweep, scenario, steps=inputs.steps, warmup=inputs.warmup, jobs=jobs)
     done, began_s = count(1), time.perf_counter()
+    total = len(candidates)
 
     def told() -> None:
-        _say(f"simulated {next(done)} rows, {time.perf_counter() - began_s:.0f} s", to=stderr)
+        _say(f"simulated {next(done)} of {total} rows, {time.perf_counter() - began_s:.0f} s", to=stderr)
 
     rows = simulate(candidates, on_row=told)
-    return rows + simulate(at_equal_share(rows), on_row=told, first=rows[0])
+    equal = at_equal_share(rows)
+    total += len(equal)
+    return rows + simulate(equal, on_row=told, first=rows[0])
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
