@@ -40,7 +40,9 @@ def test_given_a_context_shorter_than_prompt_and_response_when_checked_then_both
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 63}))
     path = f"actor_rollout_ref.model.path={model}"
-    assert "= 64, and the model has 63 positions" in refusal(run, path)
+    for within in ((), ("actor_rollout_ref.rollout.max_model_len=64",)):
+        message = refusal(run, path, *within)
+        assert message.startswith("data.max_response_length=32: ") and "= 64, and the model has 63 positions" in message
     check_all(run(path, "data.max_response_length=31"))
     for most in (62, 64):
         within = (path, "data.max_response_length=31", f"actor_rollout_ref.rollout.max_model_len={most}")

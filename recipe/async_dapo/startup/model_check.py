@@ -180,10 +180,17 @@ def _check_context(config: DictConfig, model: Any) -> None:
         context_tok = get_max_position_embeddings(model.hf_config)
     except ValueError as error:
         raise refused(config, _MODEL + "path", f"verl says: {error}; take another model") from error
+    if longest_tok > context_tok:
+        raise refused(
+            config,
+            "data.max_response_length",
+            f"data.max_prompt_length + data.max_response_length = {longest_tok}, and the model has {context_tok} "
+            f"positions; lower one of them, and {_ROLLOUT}max_model_len if it is set, or take another model",
+        )
     if not longest_tok <= (rollout.max_model_len or context_tok) <= context_tok:
         raise refused(
             config,
             _ROLLOUT + "max_model_len",
             f"must be null, or in {longest_tok}..{context_tok}: data.max_prompt_length + data.max_response_length = "
-            f"{longest_tok}, and the model has {context_tok} positions; lower the former, or take another model",
+            f"{longest_tok}, and the model has {context_tok} positions; set it to null",
         )

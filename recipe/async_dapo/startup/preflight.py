@@ -3,7 +3,7 @@
 import logging
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +52,12 @@ class DataSeen:
     """What the check of the data leaves to those after it.
 
     Attributes:
-        rows: one of each data source, as verl's data set gives it.
+        rows: one of each data source, as verl's data set gives it; None: the data were refused.
         made: the run's model, and how it is given prompts, once something has asked for it.
     """
 
     config: DictConfig
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]] | None = None
     made: "Prompts | None" = None
 
     def prompts(self) -> "Prompts":
@@ -163,8 +163,9 @@ def _essential(config: DictConfig, options: AsyncDAPOConfig, seen: DataSeen) -> 
     from .verl_options import check_engine_arguments, check_verl_options
 
     def data() -> str:
-        seen.rows, told = check_data(config, options, seen.prompts())
-        return WARNING + told if told else f"sources {', '.join(sorted(row['data_source'] for row in seen.rows))}"
+        rows, told = check_data(config, options, seen.prompts())
+        seen.rows = rows
+        return WARNING + told if told else f"sources {', '.join(sorted(row['data_source'] for row in rows))}"
 
     return {
         "verl's options": partial(check_verl_options, config),

@@ -22,7 +22,7 @@ WRONG = "I do not know."
 FORMS = ("{}", "Answer: {}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>")
 
 
-def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> tuple[str, str]:
+def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]] | None) -> tuple[str, str]:
     """Score two answers to each row, an empty one and its ground truth, as the reward workers do, and store the
     group as a run does. Then see whether the ground truth scores as a wrong answer does.
 
@@ -40,12 +40,14 @@ def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[s
     reasons = (
         (options.reward.processes == 0, "async_dapo.reward.processes=0"),
         (needs_cluster or reward.reward_manager.source != "register", "it needs the cluster"),
+        (rows is None, "the data were refused, so there is no row of the data to try it on"),
         (not rows, "there is no row of the data to try it on"),
         (not _is_known(reward.reward_manager.name), "its reward manager is not known"),
     )
     for is_so, why in reasons:
         if is_so:
             return f"{NOT_TRIED}{options.reward_function}: {why}", ""
+    assert rows is not None
     once = replace(options, reward=replace(options.reward, max_retries=0))
     odd = asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES]))
     return options.reward_function, "; ".join(odd)

@@ -184,7 +184,7 @@ def test_a_function_that_scores_a_wrong_answer_as_the_right_one_is_told(run, tmp
     ("option", "why"),
     [
         ("async_dapo.reward.processes=0", "async_dapo.reward.processes=0"),
-        ("data.train_files=/nowhere.parquet", "there is no row of the data to try it on"),
+        ("data.train_files=/nowhere.parquet", "the data were refused, so there is no row of the data to try it on"),
     ],
 )
 def test_a_function_that_was_not_tried_is_not_called_in_order(run, option, why):
