@@ -199,6 +199,7 @@ time.sleep(600)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGINT
+    assert "interrupted; everything it started is being ended: up to half a minute" in output
     report = tmp_path / "run" / "report.html"
     assert report.exists()
     ended, told, again = output.splitlines()[-3:]

@@ -129,7 +129,11 @@ def _train(options: Options, assets: Assets, *, system: str) -> int:
         process = TrainingProcess(command, environment=environment, log_file=log_file)
         try:
             with process:
-                _follow(process, metrics, options)
+                try:
+                    _follow(process, metrics, options)
+                except KeyboardInterrupt:
+                    _say("interrupted; everything it started is being ended: up to half a minute")
+                    raise
         except QuickStartFailed:
             ray.save_logs(options.output / "ray_logs")
             raise
