@@ -59,7 +59,7 @@ RULES = (
         key=keys.CALLS_FAILED_RATIO,
         high=MANY_FAILED_CALLS,
         above="calls of tools raise or take too long, and their loops go on with the error; correct the tool or its "
-        "service: the log has each place once",
+        "service: the log names tool and error of each place once, in a line with 'is told so'",
     ),
     Rule(
         key=keys.ADVANTAGE_MAX,
