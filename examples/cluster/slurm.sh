@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Trains with the reference script on all nodes of a Slurm allocation:
 #
-#   export VENV=/shared/gpu_env DATA_HOME=/shared/data CKPTS_DIR=/shared/checkpoints
+#   export VENV=/shared/gpu_env DATA_HOME=/shared/data MODEL_PATH=/shared/Qwen3-8B-Base CKPTS_DIR=/shared/checkpoints
 #   sbatch --nodes=4 examples/cluster/slurm.sh [OVERRIDE ...]
 #
 # Submit it from the repository's folder, or set REPOSITORY. Arguments are further Hydra overrides. Nodes must be the
 # job's alone: `ray symmetric-run` ends every Ray of this user on them. The environment decides:
 #
 #   DATA_HOME, CKPTS_DIR   as in test_qwen3_8b.sh; both on a disk that all nodes share; required
+#   MODEL_PATH             as in test_qwen3_8b.sh: a folder, the same on every node, or a name on the hub
+#                          [Qwen/Qwen3-8B-Base]
 #   REPOSITORY             folder of this repository, the same on every node [where sbatch was called]
 #   VENV                   Python environment with the GPU builds, the same on every node; required
 #   TRAIN                  script that trains, from REPOSITORY [recipe/async_dapo/test_qwen3_8b.sh]
