@@ -166,6 +166,8 @@ def _describe(folder: Path, saved: SavedRun, complete: Complete, *, adapter: Ada
     base = complete.model.path if complete.model is not None else ""
     card = model_card(run, step=complete.step, base=base, is_adapter=adapter is Adapter.APART)
     (folder / "README.md").write_text(card, encoding="utf-8")
+    for weights in folder.glob("*.safetensors"):  # which safetensors writes for its user alone
+        weights.chmod((folder / "README.md").stat().st_mode & 0o777)
     if saved.description is not None:
         shutil.copyfile(saved.record / RUN_FILE, folder / RUN_FILE)
 

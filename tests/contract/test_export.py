@@ -97,6 +97,8 @@ def test_given_shards_when_exported_then_transformers_loads_what_was_trained(tmp
     assert json.loads((model_folder / "generation_config.json").read_text())["eos_token_id"] is not None
     card = (model_folder / "README.md").read_text()
     assert f"# Step {STEP} of math/partial" in card and f"| {STEP} (this model) | 0.4 |" in card
+    weights, beside = ((model_folder / name).stat().st_mode for name in ("model.safetensors", "README.md"))
+    assert weights == beside, "whoever may read the one may read the other"
     assert not list(tmp_path.glob("*.part-*"))
 
 
