@@ -1,6 +1,7 @@
 """A round with quotas: it goes on until each part has enough, none starves another, and each has the rule to itself."""
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -129,6 +130,14 @@ def test_groups_of_a_source_without_a_quota_wait_and_come_back() -> None:
     opened.add_groups([WaitingGroup(prompt_uid="old", unfinished=1, source="left out", has_begun=True)])
     assert opened.take(0) is None and opened.wants_prompts
     assert opened.close().never_started == ("old",)
+
+
+def test_no_round_waits_for_a_group_of_a_source_without_a_quota_that_grows_too_old() -> None:
+    quotas = {"easy": Quota(target_valid_groups=1, carried_valid_groups=1)}
+    spec = spec_of(StopRuleName.FIRST_COMPLETED, quotas, None)
+    opened = Round(replace(spec, must_finish=frozenset({"old"})))
+    opened.add_groups([WaitingGroup(prompt_uid="old", unfinished=1, source="left out", has_begun=True)])
+    assert opened.is_stopped and opened.close().never_started == ("old",)
 
 
 def test_how_groups_have_ended_is_told_of_one_source() -> None:

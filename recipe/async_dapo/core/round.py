@@ -183,7 +183,10 @@ class Round:
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
         """Add waiting groups, in order of start."""
         for group in groups:
-            self._groups.add([group], part=ALL if self._spec.quotas is None else group.source)
+            part = ALL if self._spec.quotas is None else group.source
+            self._groups.add([group], part=part)
+            if part not in self._parts:  # it never starts, and no round may wait for it
+                self._must_finish.discard(group.prompt_uid)
         self._update()
 
     def take(self, worker: int) -> str | None:
