@@ -66,7 +66,8 @@ class HistorySource(Source):
 
     def draw(self, count: int, step: int, part: str = ALL) -> list[PromptGroup]:
         """Those whose time has come, and further ones; see `most_looked_at`."""
-        groups = [one.group for one in self._deferred.values() if one.until <= step][:count]
+        due = [one.group for one in self._deferred.values() if one.until <= step]
+        groups = [group for group in due if part in (ALL, group.source)][:count]
         for group in groups:
             del self._deferred[group.key]
         left = self.most_looked_at(count - len(groups))

@@ -113,6 +113,16 @@ def test_given_a_deferred_prompt_when_it_is_visited_again_then_it_is_one_prompt_
     assert [one.uid for one in drawing.draw(1, 2)] == ["uid-0"] and not drawing.held
 
 
+def test_given_a_part_then_what_is_due_of_another_one_waits_on() -> None:
+    drawing = source(Keys(["hard", "other", "other"]), hard=HARD)
+    drawing.skips = lambda one: one.key == "hard"  # type: ignore[method-assign]
+    drawing.draw(1, 1)
+    [waiting] = drawing.deferred
+    waiting.group.prompt["data_source"] = "sums"
+    assert [one.key for one in drawing.draw(1, 9, "code")] == ["other"] and drawing.held == 1
+    assert drawing.draw(1, 9, "sums") == [waiting.group] and not drawing.held
+
+
 def test_what_a_checkpoint_keeps_has_this_form_and_other_bytes_are_refused() -> None:
     """What fails here is another form: raise `FORMAT` of `record/checkpoint_folder.py`."""
     drawing = source(Keys(["hard", "other"]), hard=HARD)
