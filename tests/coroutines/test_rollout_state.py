@@ -118,7 +118,7 @@ def states(draw: st.DrawFn) -> RolloutState:
         over_sampling=OverSamplingState(surplus=draw(COUNT), valid=draw(st.floats(0, 1e5)), judged=draw(FLOAT)),
         ended=LengthsEnded(count=draw(FLOAT), tok=draw(FLOAT)),
         concurrency=draw(st.none() | st.builds(ConcurrencyState, context_tok=FLOAT, share=st.floats(0, 1))),
-        extensions=draw(st.dictionaries(st.text(), st.binary(), max_size=2)),
+        extensions=draw(st.dictionaries(st.text(), st.binary(min_size=1), max_size=2)),
     )
 
 

@@ -82,8 +82,8 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         f"{COMPLETE_FILE} has 1099511627776 bytes, more than",
     ),
     "an earlier format": (
-        rewrite(COMPLETE_FILE, format=6),
-        f"{COMPLETE_FILE} has format 6, this recipe reads 7: finish that run with the recipe that wrote it, or begin a "
+        rewrite(COMPLETE_FILE, format=7),
+        f"{COMPLETE_FILE} has format 7, this recipe reads 8: finish that run with the recipe that wrote it, or begin a "
         "new run with its weights",
     ),
     "another step": (rewrite(COMPLETE_FILE, step=9), "global_step_8 was saved as global_step_9"),

@@ -1,8 +1,9 @@
 """What a checkpoint keeps of the rollout: its state, the state's plain form, what tells its data from others, and which
 checkpoints stay on the disk.
 
-The plain form is msgpack frames. The first one holds all but the prompt groups; a frame each follows for those that
-wait, are buffered, carried. The dataclasses are the file's format, field by field, with arrays as bytes: what they hold
+The plain form is msgpack frames. The first one holds all but the prompt groups and what extensions keep; a frame
+follows for each of these, which may be longer than msgpack lets a value be, and then for each group that waits, is
+buffered, carried. The dataclasses are the file's format, field by field, with arrays as bytes: what they hold
 changes only together with `checkpoint_folder.FORMAT`. What extensions keep is theirs, and bytes here.
 """
 
@@ -165,8 +166,10 @@ def to_frames(state: RolloutState) -> Iterator[bytes]:
         ConfigError: naming a value of a user's that is not plain.
     """
     parts = {part: getattr(state.pool, part) for part in PARTS}
-    rest = replace(state, pool=PoolState(waiting=(), buffered=(), carried=(), ledger=state.pool.ledger))
+    pool = PoolState(waiting=(), buffered=(), carried=(), ledger=state.pool.ledger)
+    rest = replace(state, pool=pool, extensions=dict.fromkeys(state.extensions, b""))
     yield _encode([[*map(len, parts.values())], rest])
+    yield from state.extensions.values()
     for part, groups in parts.items():
         for group in groups:
             yield _encode(_plain(group if part == "carried" else with_tokens(group)))
@@ -211,6 +214,8 @@ def _damage_named() -> Iterator[None]:
 def _from_frames(frames: Iterator[bytes]) -> RolloutState:
     counts, rest = _decode(next(frames, b""))
     counts, state = msgspec.convert(counts, tuple[Count, Count, Count]), _read(RolloutState, rest)
+    kept = islice(frames, len(state.extensions))
+    extensions = dict(zip(state.extensions, kept, strict=True))
     parts = {
         part: tuple(_read(kind, _decode(frame)) for frame in islice(frames, count))
         for (part, kind), count in zip(PARTS.items(), counts, strict=True)
@@ -221,7 +226,7 @@ def _from_frames(frames: Iterator[bytes]) -> RolloutState:
         raise ValueError(f"{len(groups)} prompt groups with {len(uids)} uids, where {counts} were saved")
     for group in groups:
         _restore(group)
-    return replace(state, pool=replace(state.pool, **parts))
+    return replace(state, pool=replace(state.pool, **parts), extensions=extensions)
 
 
 def _restore(group: PromptGroup) -> None:
