@@ -19,7 +19,9 @@ def test_a_row_is_refused_with_key_value_and_remedy_and_its_neighbour_passes(run
     assert_refused(run, monkeypatch, rule, line)
 
 
-@pytest.mark.parametrize("value", ["drawn", "{}", "{sums:0}", "{sums:-1,code:2}", "{sums:much}", "3"])
+@pytest.mark.parametrize(
+    "value", ["drawn", "{}", "{sums:0}", "{sums:-1,code:2}", "{sums:much}", "{sums:inf}", "{sums:nan}", "3"]
+)
 def test_other_values_are_refused_with_what_is_meant(run, value):
     errors = of_options(run(f"async_dapo.sources={value}"))
     assert any(error.startswith("async_dapo.sources=") and "NAME: NUMBER" in error for error in errors), errors
