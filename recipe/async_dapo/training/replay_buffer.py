@@ -338,13 +338,8 @@ class RoundReplayBuffer(ReplayBuffer):
         return self.pool.check_ledger(deferred=self.source.held)
 
     def _refill(self, step: int) -> None:
-        ended: EndedGroups = self.manager.ask("count_ended")
-        if ended.is_hopeless(self._options.target_valid_groups):
-            raise too_many_failures(ended, self._options)
-        if ended.are_hardly_any(self._options.target_valid_groups):
-            raise too_many_set_aside(ended, self._options)
         for part, count in self._mix.to_draw(self.manager.ask("at_hand")).items():
-            self._check_batches(part, ended)
+            self._check_part(part)
             self._add_prompts(part, count, step)
             self._count_batches(part, Fraction(count, self._mix.batch_unit(part)))
         self.manager.add_groups(self.pool.dispatch())
@@ -352,18 +347,22 @@ class RoundReplayBuffer(ReplayBuffer):
     def _count_batches(self, part: str, count: Fraction) -> None:
         self._num_gen_batches = self._num_gen_batches | {part: self._num_gen_batches.get(part, Fraction(0)) + count}
 
-    def _check_batches(self, part: str, ended: EndedGroups) -> None:
+    def _check_part(self, part: str) -> None:
         """
-        Args:
-            ended: of all parts.
-
         Raises:
             ConfigError: where no more may be drawn of a part in this step.
+            RuntimeError: where hardly a group of it can be complete, whatever others do.
         """
-        limit = self._options.filter.max_num_gen_batches
+        options, ended = self._options, self.manager.ask("count_ended", part)
+        if ended.is_hopeless(options.target_valid_groups):
+            raise too_many_failures(ended, options)
+        if ended.are_hardly_any(options.target_valid_groups):
+            raise too_many_set_aside(ended, options)
+        limit = options.filter.max_num_gen_batches
         if limit and self._num_gen_batches.get(part, 0) >= limit:
-            collapse = self.health.collapse(ended.valid / max(1, ended.num_scored))
-            raise too_many_batches(self.manager.ask("count_ended", part), self._options, collapse, part)
+            of_all: EndedGroups = self.manager.ask("count_ended")
+            collapse = self.health.collapse(of_all.valid / max(1, of_all.num_scored))
+            raise too_many_batches(ended, options, collapse, part)
 
     def _add_prompts(self, part: str, count: int, step: int) -> None:
         held = self.source.held

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,3 +112,13 @@ def test_a_source_that_is_never_valid_ends_the_run_in_a_sentence_that_names_it(s
     )
     with pytest.raises(ConfigError, match=r"max_num_gen_batches=3: of the data source 'a/hard', it drew 3 batches and"):
         cluster.step()
+
+
+def test_a_source_whose_rewards_all_fail_ends_the_run_though_others_do_well(start) -> None:
+    whole = task()
+    failing = replace(whole, metric_of=lambda ids: KeyError("code") if DATA[ids[0]] == HARD else whole.metric_of(ids))
+    strategy, rule = RolloutStrategy.PARTIAL, StopRuleName.FIRST_COMPLETED
+    cluster = start(opts(rollout_strategy=strategy, stop_rule=rule), MixedCluster, task=failing)
+    with pytest.raises(RuntimeError, match="trajectories failed, and each ends a group"):
+        cluster.step()
+    assert len(cluster.picked) < 200
