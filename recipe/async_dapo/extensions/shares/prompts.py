@@ -57,6 +57,11 @@ class SharedSource(Source):
         self._read: dict[str, int] = {}
         self._passes: dict[str, tuple[int, list[int]]] = {}  # that each is in, by its number
         self._mix: SourceMix | None = None
+        self._kept = b""  # of a checkpoint, in a run without shares
+
+    @property
+    def held(self) -> int:
+        return self._loader.held
 
     def mix(self, over_sampling: OverSampling) -> Mix:
         options = self._options
@@ -83,6 +88,11 @@ class SharedSource(Source):
             self._rows.setdefault(name, []).append(row)
         assert self._mix is not None, "the mix is asked for before the data are loaded"
         self._mix.begin(self._shares())
+        without = [name for name, groups in self._mix.targets.items() if not groups]
+        if without and isinstance(self._options.sources, dict):
+            batch = self._options.target_valid_groups
+            remedy = f"{without[0]!r} has no group of a batch of {batch}; give it a larger number, or leave it out"
+            raise ConfigError(OPTION, dict(self._options.sources), remedy)
 
     def _shares(self) -> Mapping[str, Fraction]:
         asked, there = self._options.sources, self._rows
@@ -113,10 +123,11 @@ class SharedSource(Source):
         return rows
 
     def state(self) -> bytes:
-        return b"" if self._mix is None else to_bytes(ReadState(shares=self._mix.state(), read=dict(self._read)))
+        return self._kept if self._mix is None else to_bytes(ReadState(shares=self._mix.state(), read=dict(self._read)))
 
     def restore(self, state: bytes) -> None:
         if self._mix is None:
+            self._kept = state
             return
         held = from_bytes(ReadState, state)
         self._mix.restore(held.shares)
