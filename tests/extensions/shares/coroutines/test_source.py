@@ -52,5 +52,5 @@ def test_a_run_without_shares_keeps_the_places_of_one_with_shares() -> None:
 
 def test_a_named_source_that_would_have_no_group_of_a_batch_is_refused() -> None:
     assert with_shares({"sums": 3.0, "code": 1.0}).mix
-    with pytest.raises(ConfigError, match="async_dapo.sources=.*'code' has no group of a batch of 4"):
+    with pytest.raises(ConfigError, match=r"async_dapo.sources=.*'code' has no group of a batch of 4"):
         with_shares({"sums": 30.0, "code": 1.0})
