@@ -17,6 +17,7 @@ from recipe.async_dapo.record import keys
 from recipe.async_dapo_lab.quickstart import __main__ as quickstart
 from recipe.async_dapo_lab.quickstart.overrides import QUICK_STEPS
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
+from recipe.async_dapo_lab.quickstart.train_log import TrainLog
 from recipe.async_dapo_lab.report.headline import TOKENS
 
 from ..support.signals import as_in_the_foreground
@@ -215,6 +216,18 @@ def test_given_a_bad_option_when_parsed_then_nothing_starts(tmp_path, monkeypatc
         quickstart.main(["--output", str(tmp_path / "run"), *arguments])
     assert ended.value.code == 2 and arguments[0].removeprefix("--") in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_given_steps_as_an_override_when_parsed_then_they_are_the_quick_start_s_own():
+    options = quickstart._parse(["--steps", "9", "--", "trainer.total_training_steps=2", "trainer.save_freq=1"])
+    assert options.steps == 2 and options.overrides == ("trainer.save_freq=1",)
+
+
+def test_given_a_log_when_it_grows_then_phases_and_calls_that_fail_are_shown(tmp_path):
+    log = TrainLog(file=tmp_path / "train.log")
+    told = "a call of search failed, and its agent loop is told so: HTTPError('500') at my_tools.py:7"
+    log.file.write_text(f"(worker) [5 s] engine 1 of 1\nother\n(worker) WARNING:now:{told}\nhalf")
+    assert log.new_events() == ["[5 s] engine 1 of 1", told]
 
 
 def test_given_a_half_written_line_when_read_then_it_waits_for_the_rest(tmp_path):

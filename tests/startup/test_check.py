@@ -105,7 +105,7 @@ def test_given_what_no_check_foresees_when_checked_then_it_has_a_line_and_the_ot
     ("overrides", "said"),
     [
         (["reward.reward_manager.name=dapoo"], "dapoo: verl says: Unknown reward manager: dapoo; set one of verl's"),
-        ([f"{OVERLONG}.enable=True", f"{OVERLONG}.len=33"], "dapo: cannot be made: AssertionError('max_resp_len"),
+        ([f"{OVERLONG}.enable=True", f"{OVERLONG}.len=0"], "dapo: cannot be made: AssertionError('overlong_buffer."),
     ],
 )
 def test_given_what_verls_reward_manager_refuses_when_checked_then_it_is_told_in_its_words(run, overrides, said):

@@ -100,6 +100,7 @@ reward_model reward.reward_model.enable_resource_pool=False -> reward.reward_mod
 reward_model reward.reward_model.rollout.free_cache_engine=True -> reward.reward_model.rollout.free_cache_engine=False
 reward_model reward.custom_reward_function.path=null -> reward.custom_reward_function.path=a.py
 overlong reward.reward_manager.name=naive -> reward.reward_manager.name=dapo
+overlong overlong.len=33 -> overlong.len=8
 overlong reward.reward_kwargs.max_resp_len=64 -> reward.reward_kwargs.max_resp_len=32
 algorithm.filter_groups.metric=null -> algorithm.filter_groups.enable=False
 rollout.n=1 -> algorithm.filter_groups.enable=False

@@ -341,6 +341,8 @@ RULES: tuple[Rule, ...] = (
     Rule(_OVERLONG + "enable", lambda it: it.overlong.enable and it.reward.reward_manager.source == "register"
          and it.reward.reward_manager.name in verls_reward_managers() - {"dapo"},
          "is ignored by reward.reward_manager.name={it.reward.reward_manager.name}; use dapo, or disable it"),
+    Rule(_OVERLONG + "len", lambda it: it.overlong.enable and it.overlong.len > it.options.max_response_length,
+         "is more than data.max_response_length={it.options.max_response_length}, the longest answer; lower it"),
     Rule(_REWARD + "max_resp_len",
          lambda it: it.overlong.enable and it.reward.reward_kwargs.max_resp_len != it.options.max_response_length,
          "must equal data.max_response_length={it.options.max_response_length}, where responses end"),

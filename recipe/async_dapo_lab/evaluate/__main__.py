@@ -166,8 +166,8 @@ def _run(overrides: Sequence[str], subject: Subject, *, folder: Path, ray_folder
     with process:
         while True:
             exit_code = process.exit_code
-            for phase in log.new_phases():
-                _say(phase)
+            for event in log.new_events():
+                _say(event)
             if exit_code is not None:
                 break
             process.watch(1.0)

@@ -7,6 +7,7 @@ Hydra overrides for the entry point follow after `--`.
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
@@ -49,6 +50,8 @@ _WATCH_S = 1.0
 _LOG_TAIL_LINES = 40
 _MOST_CAUSES = 5  # of failed groups, that are told
 QUESTION = "47+4*03"  # one of the task's
+
+_STEPS_OVERRIDE = re.compile(r"(\+\+)?trainer\.total_training_steps=\d+")  # the same as --steps
 
 console = Console()
 
@@ -141,7 +144,7 @@ def _train(options: Options, assets: Assets, *, system: str) -> int:
 
 
 def _follow(process: TrainingProcess, metrics: RunMetrics, options: Options) -> None:
-    """Until training has ended: says the phases of its start-up, and a line for each step.
+    """Until training has ended: says the phases of its start-up, calls that fail, and a line for each step.
 
     Raises:
         QuickStartFailed: it ended with an error, ran into a time limit, or trained too few steps.
@@ -150,8 +153,8 @@ def _follow(process: TrainingProcess, metrics: RunMetrics, options: Options) -> 
     log, pace = TrainLog(file=options.output / "train.log"), Pace(options.steps)
     while True:
         exit_code = process.exit_code
-        for phase in log.new_phases():
-            _say(phase)
+        for event in log.new_events():
+            _say(event)
         for step, data in metrics.read_lines():
             last_news = time.monotonic()
             _say(step_line(step, data, pace=pace))
@@ -248,6 +251,9 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--timeout-s", type=float, default=3600.0, help="end a run that takes longer")
     parser.add_argument("--stall-s", type=float, default=600.0, help="end a run that finishes no step for so long")
     parsed = parser.parse_args(own)
+    for override in [one for one in overrides if _STEPS_OVERRIDE.fullmatch(one)]:  # of an example, or its user
+        overrides.remove(override)
+        parsed.steps = int(override.partition("=")[2])
     if parsed.steps < 1:
         parser.error(f"--steps={parsed.steps}: must be at least 1")
     parsed.output = parsed.output.absolute()

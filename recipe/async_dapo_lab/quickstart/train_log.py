@@ -1,10 +1,11 @@
-"""Files that a training writes while it is watched: lines that are complete, phases of the start-up, the last words."""
+"""Files that a training writes while it is watched: complete lines, what of them a console shows, the last words."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_PHASE = re.compile(r"(\[\d+ s\] .*)$")  # `log_phase`'s; Ray writes the process's name in front of it
+# `log_phase`'s lines, and warnings of calls, each once for a place; Ray writes the process's name in front of them.
+_SHOWN = re.compile(r"(\[\d+ s\] .*|a call of \S+ failed, and its agent loop is told so: .*)$")
 _LAST_WORDS = "async_dapo: "  # what the entry ends with when a run has failed
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -29,12 +30,12 @@ class GrowingFile:
 
 @dataclass(slots=True)
 class TrainLog(GrowingFile):
-    """The training process's log, as it grows: the phases of the start-up, and the last words."""
+    """The training process's log, as it grows: what a console shows of it, and the last words."""
 
-    def new_phases(self) -> list[str]:
-        """Of the lines that have been completed since the last call."""
+    def new_events(self) -> list[str]:
+        """Phases of the start-up and calls that failed, of the lines that have been completed since the last call."""
         lines = [_COLOUR.sub("", line.decode(errors="replace")) for line in self.new_lines()]
-        return [match[1] for line in lines if (match := _PHASE.search(line))]
+        return [match[1] for line in lines if (match := _SHOWN.search(line))]
 
     def last_words(self) -> str | None:
         """The error that ended the run, with its remedy; None if it did not say."""
