@@ -209,6 +209,10 @@ def test_given_a_measured_step_then_a_simulated_engine_takes_it_and_prefills_by_
         ("{", "line 1 is not JSON"),
         ('{"inflight": 3}', "no line can be used"),
         ('{"inflight": 0, "tokens_per_s": 1}', "no line can be used"),
+        ('{"inflight": "eight", "tokens_per_s": 1}', "a line has inflight=eight; it must be a number >= 0"),
+        ('{"inflight": 8, "tokens_per_s": NaN}', "a line has tokens_per_s=nan"),
+        ('{"inflight": 8, "tokens_per_s": -1}', "a line has tokens_per_s=-1"),
+        ('{"inflight": 8, "tokens_per_s": 1, "kv_tok": [1]}', "a line has kv_tok="),
         (
             '{"inflight": 1, "kv_tok": 100, "tokens_per_s": 10}\n{"inflight": 1, "kv_tok": 200, "tokens_per_s": 5}',
             "take no time per token",

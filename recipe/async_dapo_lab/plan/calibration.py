@@ -7,6 +7,7 @@ The fit is that of `StepCost`: a step takes base + per_request * b [+ per_kv_tok
 record.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -56,14 +57,15 @@ def calibrate(path: str) -> MeasuredCosts:
     """Fit a record.
 
     Raises:
-        ConfigError: when the file is missing, empty, says too little to fit a decode step, or gives `kv_tok` in part.
+        ConfigError: when the file is missing, empty, says too little to fit a decode step, has a value that is no
+            number or below zero, or gives `kv_tok` in part.
     """
     lines = read_jsonl(Path(path), key="calibrate", wanted="a JSONL record of a real engine")
     rows = [row for row in lines if isinstance(row, dict)]
     if not rows:
         raise ConfigError("calibrate", path, f"the file is empty; a line needs {_FORM}")
     _check_kv(path, rows)
-    equations = [equation for row in rows if (equation := _equation(row)) is not None]
+    equations = [equation for row in rows if (equation := _equation(row, path)) is not None]
     if not equations:
         raise ConfigError("calibrate", path, f"no line can be used; a line needs {_FORM}")
     terms, seconds = (np.array(side) for side in zip(*equations, strict=True))
@@ -95,13 +97,24 @@ def _check_kv(path: str, rows: Iterable[Mapping[str, Any]]) -> None:
         )
 
 
-def _equation(row: Mapping[str, Any]) -> Equation | None:
-    """One line as a linear equation in the terms; None for a line of another kind."""
-    try:
-        inflight, seconds = float(row["inflight"]), float(row["inflight"]) / float(row["tokens_per_s"])
-        return ((1.0, inflight, float(row.get("kv_tok") or 0)), seconds) if seconds else None
-    except (KeyError, TypeError, ZeroDivisionError):
+def _equation(row: Mapping[str, Any], path: str) -> Equation | None:
+    """One line as a linear equation in the terms; None for a line of another kind, and for one of an idle engine."""
+    if row.get("inflight") is None or row.get("tokens_per_s") is None:
         return None
+    inflight, tokens_per_s, kv_tok = (_number(row, name, path) for name in ("inflight", "tokens_per_s", "kv_tok"))
+    return ((1.0, inflight, kv_tok), inflight / tokens_per_s) if inflight and tokens_per_s else None
+
+
+def _number(row: Mapping[str, Any], name: str, path: str) -> float:
+    """Of a line; 0 where it has none."""
+    value = row.get(name)
+    try:
+        number = float(value or 0)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ConfigError("calibrate", path, f"a line has {name}={value}; it must be a number >= 0")
+    return number
 
 
 def _fit(terms: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:
