@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from docs.declared import ENGINE_CONSTANTS
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.calibration import calibrate
 from recipe.async_dapo_lab.plan.candidates import with_drafts
@@ -79,6 +80,11 @@ def test_the_default_engine_is_the_one_that_was_measured():
 def test_an_engine_is_chosen_by_name_and_its_constants_one_by_one():
     older = Inputs.load({"engine": "published-2025", "request_overhead_ms": 0.2}).scenario().constants
     assert older == replace(ENGINES["published-2025"], request_overhead_ms=0.2)
+
+
+@pytest.mark.parametrize("name", ENGINE_CONSTANTS)
+def test_each_constant_that_the_page_calls_an_input_can_be_given(name):
+    assert getattr(Inputs.load({name: 0.5}).scenario().constants, name) == 0.5
 
 
 def test_the_gpus_of_a_server_add_up_twice_in_each_layer_of_a_step():

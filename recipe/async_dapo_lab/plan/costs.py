@@ -14,7 +14,8 @@ from .trainer_memory import Gpu
 class ServerConstants:
     """What an inference server reaches of its hardware, unless calibrated.
 
-    The first four are of an engine that was measured, the others are assumed: see docs/plan_check_rehearse.md.
+    The first four are of an engine that was measured, the fifth was published, the others are assumed: see
+    docs/plan_check_rehearse.md.
     """
 
     bandwidth_share: float = 1.0  # of peak, while weights and KV cache are read

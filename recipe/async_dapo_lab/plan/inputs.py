@@ -86,6 +86,9 @@ class Inputs:
         FromZero | None, "of one decode step, per running request [ms]; null = the engine's"
     ] = None
     prefill_flop_share: Annotated[SomeShare | None, "of peak that prefill reaches [0-1]; null = the engine's"] = None
+    all_reduce_us: Annotated[
+        FromZero | None, "of a sum over the GPUs of a server, two a layer in each decode step [us]; null = the engine's"
+    ] = None
     engine_factor: Annotated[Positive, "seconds of the engines over those of the constants; --record fits it"] = 1.0
     calibrate: Annotated[str | None, "JSONL record of a real engine, whose decode step replaces the constants"] = None
     drafts_accepted: Annotated[
