@@ -92,6 +92,7 @@ def test_given_a_record_then_the_engines_are_fitted_so_that_its_step_comes_out(r
 def test_what_the_user_says_wins_over_the_record(record):
     given = JOB | {"valid_share": 0.5, "length_median_tok": 300.0, "length_sigma": 0.5}
     fitted = fit(record, given, "sync")
+    assert f"times the seconds of engine={fitted.inputs.engine}" in str(fitted)
     assert fitted.mode == "verl sync" and not fitted.taken.keys() & given.keys()
     assert (fitted.inputs.valid_share, fitted.inputs.length_median_tok) == (0.5, 300.0)
 
@@ -176,6 +177,7 @@ def test_what_no_run_can_have_logged_is_said(metrics, tmp_path):
         ({STALEST: None}, {}, None, "does not tell its mode; give one of sync"),
         ({}, {"length_correlation": "half"}, None, "length_correlation=half: must be a number"),
         ({"response_length/clip_ratio": 1.0}, {}, None, "100 % of the responses are cut"),
+        ({}, {"engine_factor": "2"}, None, "engine_factor=2: is what a record fits; leave one of the two out"),
         ({}, {}, "async", "recorded_mode=async: must be one of sync"),
         ({"timing_s/step": 0.0}, {}, None, "give a record of 4 or more"),
         ({"timing_s/gen": 1e6, "timing_s/step": 2e6}, {}, None, "no speed of the engines explains"),

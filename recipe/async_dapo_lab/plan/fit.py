@@ -67,6 +67,12 @@ class Fit:
             return list(self.record.doubts)
         return [*self.record.doubts, f"{THROUGHPUT} speaks of {gpus:.0f} GPUs, the plan has {planned}"]
 
+    @property
+    def _engine(self) -> str:
+        """Whose seconds the factor multiplies."""
+        calibrated = self.inputs.calibrate
+        return f"engine={self.inputs.engine}" if calibrated is None else f"calibrate={calibrated}"
+
     def __str__(self) -> str:
         record, doubts = self.record, "".join(f"\n  cannot be: {doubt}" for doubt in self.doubts)
         rollout = "" if record.rollout_s is None else f"{record.rollout_s:.1f} s recorded, "
@@ -74,7 +80,7 @@ class Fit:
             f"record: {record.path}, {len(record.steps)} steps of {self.mode}\n"
             f"  step {record.step_s:.1f} s recorded, {self.planned_step_s:.1f} s planned; of it rollout {rollout}"
             f"{self.planned_rollout_s:.1f} s planned\n"
-            f"  engines take {self.inputs.engine_factor:.2f} times the seconds of engine={self.inputs.engine}\n"
+            f"  engines take {self.inputs.engine_factor:.2f} times the seconds of {self._engine}\n"
             f"  from the record: {_listed(self.taken)}{doubts}"
         )
 
@@ -99,10 +105,12 @@ def fit(record: Record, given: Mapping[str, Any], mode: str | None) -> Fit:
         mode: the recorded one, of MODES; None = the record tells which it is.
 
     Raises:
-        ConfigError: where the mode is not known, the batch is not the recorded one, or no speed of engines explains the
-            recorded rollout.
+        ConfigError: where the mode is not known, the batch is not the recorded one, the speed of engines is given, or
+            none explains the recorded rollout.
     """
     name = _mode(record, mode)
+    if "engine_factor" in given:
+        raise ConfigError("engine_factor", given["engine_factor"], "is what a record fits; leave one of the two out")
     taken = {key: value for key, value in _taken(record, given).items() if key not in given}
     assumed = assumptions(given, {**taken, "engine": "fitted"})
     inputs = Inputs.load({**taken, **given})

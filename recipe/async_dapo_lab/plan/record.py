@@ -194,7 +194,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     for key, value in row.items():
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             continue
         if math.isfinite(number):
             found[str(key)] = number
