@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo_lab.plan.lengths import LogNormalLengths, correlation_within, load_lengths
+from recipe.async_dapo_lab.plan.lengths import FITTED, LogNormalLengths, correlation_within, load_lengths
 from recipe.async_dapo_lab.plan.workload import Workload
 
 LENGTHS = LogNormalLengths(median_tok=1000, sigma=0.8, correlation=0.5)
@@ -63,7 +63,13 @@ def test_given_measured_lengths_in_any_form_then_they_are_drawn_again(tmp_path, 
         ("lengths.jsonl", '{"tokens": 3}', "has neither response_length nor response_lens_tok"),
         ("lengths.jsonl", "{", "line 1 is not JSON"),
         ("lengths.jsonl", '{"response_length": 0}', "not a number > 0"),
+        ("lengths.jsonl", '{"response_length": "long"}', "row 0 has response_length=long; it must be a number"),
+        ("lengths.jsonl", '{"response_length": null}', "row 0 has response_length=None"),
+        ("lengths.jsonl", '{"response_lens_tok": 7}', "row 0 has response_lens_tok=7; it must be a list of numbers"),
+        ("lengths.jsonl", '{"response_length": 7, "uid": [1]}', "row 0 has uid="),
         ("lengths.jsonl", '{"response_lens_tok": []}', "empty"),
+        ("metrics.jsonl", json.dumps({"data": dict.fromkeys(FITTED, 0)}), "no step has response_length/mean"),
+        ("metrics.jsonl", json.dumps({"data": dict.fromkeys(FITTED, "many")}), "no step has response_length/mean"),
         ("lengths.jsonl", None, r"no such file.*length_median_tok"),
     ],
 )

@@ -112,11 +112,15 @@ def correlation_within(groups: Sequence[Sequence[float]], *, default: float) -> 
 
 def _lengths_of(row: Mapping[str, Any], path: str, number: int) -> tuple[list[float], Any]:
     uid = row.get(_GROUP_KEY)
-    if _LENGTHS_KEY in row:
-        return [float(value) for value in row[_LENGTHS_KEY]], uid
-    if _LENGTH_KEY not in row:
+    if _LENGTHS_KEY not in row and _LENGTH_KEY not in row:
         raise ConfigError("lengths", path, f"row {number} has neither {_LENGTH_KEY} nor {_LENGTHS_KEY}; rename its key")
-    return [float(row[_LENGTH_KEY])], uid
+    key, what = (_LENGTHS_KEY, "a list of numbers") if _LENGTHS_KEY in row else (_LENGTH_KEY, "a number")
+    if isinstance(uid, list | dict):
+        raise ConfigError("lengths", path, f"row {number} has {_GROUP_KEY}={uid}; it must be a text or a number")
+    try:
+        return [float(value) for value in (row[key] if key == _LENGTHS_KEY else [row[key]])], uid
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError("lengths", path, f"row {number} has {key}={row[key]}; it must be {what}") from None
 
 
 def _normal_share(z: float) -> float:
@@ -137,11 +141,15 @@ def fit_lengths(steps: Sequence[Mapping[str, float]], *, path: str, correlation:
     Raises:
         ConfigError: where no step has the metrics, or they fit no log-normal.
     """
-    trained = [step for step in steps if all(key in step for key in FITTED)]
+    trained = [step for step in steps if all(_is_number(step.get(key)) for key in FITTED) and step[MEAN] > 0]
     if not trained:
         raise ConfigError("lengths", path, f"no step has {', '.join(FITTED)}; give measured lengths")
     median_tok, sigma = _fit(trained, path)
     return LogNormalLengths(median_tok=median_tok, sigma=sigma, correlation=correlation)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _fit(steps: Sequence[Mapping[str, float]], path: str) -> tuple[float, float]:
