@@ -39,6 +39,13 @@ def test_a_preset_has_the_parameters_of_its_model(name):
     assert load_model(name).weight_bytes / BYTES_PER_VALUE / 1e9 == pytest.approx(PARAMETERS[name], rel=0.01)
 
 
+def test_a_model_file_that_is_no_object_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("[1]")
+    with pytest.raises(ConfigError, match=r"model=.*is JSON, but no object; give a Hugging Face config\.json"):
+        load_model(str(path))
+
+
 QWEN3_NEXT_80B = {
     "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
     "vocab_size": 151936, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,

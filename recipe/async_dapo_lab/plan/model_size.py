@@ -117,6 +117,8 @@ def find_config(source: str) -> tuple[dict[str, Any], str]:
         raise ConfigError(
             "model", source, f"cannot be read as JSON ({error}); give a Hugging Face config.json"
         ) from error
+    if not isinstance(config, dict):
+        raise ConfigError("model", source, "is JSON, but no object; give a Hugging Face config.json")
     return config, source if cached else path.parent.name or path.stem
 
 
