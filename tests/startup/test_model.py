@@ -28,6 +28,17 @@ def test_given_a_tokenizer_without_chat_template_when_checked_then_the_remedy_is
     assert "its chat template fails" in message and "custom_chat_template" in message
 
 
+@pytest.mark.parametrize("template", ["{}/chat_template.jinja", "all alike"])
+def test_a_template_that_leaves_out_what_is_asked_is_refused(run, model, template):
+    """A name of a file is the text of a template: every prompt was that name."""
+    message = refusal(run, f"actor_rollout_ref.model.custom_chat_template='{template.format(model)}'")
+    assert message.startswith("actor_rollout_ref.model.custom_chat_template=") and "the same tokens of every" in message
+    (model / "chat_template.jinja").write_text("all alike")
+    assert "its chat template makes the same tokens of 12 and 345" in refusal(
+        run, f"actor_rollout_ref.model.path={model}"
+    )
+
+
 def test_given_a_folder_with_a_tokenizer_only_when_checked_then_the_missing_model_is_named(run, files, model):
     (model / "config.json").unlink()
     message = refusal(

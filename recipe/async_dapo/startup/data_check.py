@@ -40,6 +40,7 @@ COLUMNS = (
     "verl reads four columns: prompt=[{{'role': 'user', 'content': TEXT}}] (data.prompt_key={}), data_source=TEXT, "
     "reward_model={{'ground_truth': ANSWER}}, extra_info; docs/your_own.md makes them"
 )
+_TWO_PROMPTS = ("12", "345")  # which any template has to tell apart
 # verl's per-prompt overrides, and what verl and this recipe note of each prompt.
 UNSUPPORTED_COLUMNS = ("__rollout_n__", "__do_sample__", "uid", "validate", "global_steps")
 _LIMIT = "data.max_prompt_length"
@@ -96,6 +97,7 @@ class Prompts:
             )
             empty = [{"role": "user", "content": ""}]
             self._template_tok = self.count_tok({"raw_prompt": empty, AGENT_COLUMN: TOOL_LOOP})
+            self._check_template(config)
         except ConfigError:
             raise
         except Exception as error:  # the template is the model's own code
@@ -103,9 +105,25 @@ class Prompts:
             key = "actor_rollout_ref.model.path"
             raise refused(config, key, f"its chat template fails: {error}; {remedy}") from error
 
-    def tokens(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Of a prompt without pictures, with all tools."""
-        return list(self._builder.build_initial_tokens(messages, tools=self._tools or None))
+    def _check_template(self, config: DictConfig) -> None:
+        """Refuse a chat template that leaves out what is asked, as the name of a file in place of a text does: the run
+        would train on answers to that name.
+        """
+        rendered = {
+            tuple(self._builder.build_initial_tokens([{"role": "user", "content": text}], tools=self._tools or None))
+            for text in _TWO_PROMPTS
+        }
+        if len(rendered) == len(_TWO_PROMPTS):
+            return
+        if config.actor_rollout_ref.model.custom_chat_template is None:
+            remedy = f"its chat template makes the same tokens of {' and '.join(_TWO_PROMPTS)}; correct it"
+            raise refused(config, "actor_rollout_ref.model.path", remedy)
+        remedy = (
+            "is the text of a template, and makes the same tokens of every prompt; give the text, or keep it as "
+            "chat_template.jinja beside a copy of the tokenizer, and name that folder: "
+            "actor_rollout_ref.model.tokenizer_path"
+        )
+        raise refused(config, "actor_rollout_ref.model.custom_chat_template", remedy)
 
     def count_tok(self, row: dict[str, Any]) -> int:
         """Of a row of verl's data set, with the tools that its agent loop offers."""

@@ -15,7 +15,6 @@ from .environment import check_environment
 from .folders import check_folders
 from .installed import check_argument_names, check_by_verl
 from .reward import check_reward
-from .template import check_template
 from .weights import check_host_memory, check_weights
 
 
@@ -28,10 +27,6 @@ def all_checks(
         seen: filled once the core's check of the data has run.
     """
 
-    def data() -> str | None:
-        check_template(config, seen.prompts())
-        return core["data"]()
-
     def reward() -> str:
         function, odd = check_reward(config, options, seen.rows)
         return WARNING + odd if odd else function
@@ -42,7 +37,6 @@ def all_checks(
         "verl's own checks": partial(check_by_verl, config),
         "environment": _warned(check_environment, config),
         "output folders": _in_turn(core["output folders"], partial(check_folders, config)),
-        "data": data,
         "model": _in_turn(core["model"], _warned(lambda config: check_weights(config, seen.made), config)),
         "host memory": partial(check_host_memory, config),
         "reward function": reward,

@@ -1,4 +1,4 @@
-"""Weights that a run would miss, a template that leaves out what is asked, and host memory that is not there."""
+"""Weights that a run would miss, and host memory that is not there."""
 
 import json
 import shutil
@@ -39,17 +39,6 @@ def test_the_critics_model_is_looked_at_too(run, model):
     found = findings(run(*critic, named := f"critic.model.path={model}"))
     [note] = [one.note for one in found if one.name == "model"]
     assert note == f"warning: {named} holds no weights: no more than a rehearsal can start"
-
-
-@pytest.mark.parametrize("template", ["{}/chat_template.jinja", "all alike"])
-def test_a_template_that_leaves_out_what_is_asked_is_refused(run, model, template):
-    """A name of a file is the text of a template: every prompt was that name."""
-    message = refusal(run, f"actor_rollout_ref.model.custom_chat_template='{template.format(model)}'")
-    assert message.startswith("actor_rollout_ref.model.custom_chat_template=") and "the same tokens of every" in message
-    (model / "chat_template.jinja").write_text("all alike")
-    assert "its chat template makes the same tokens of 12 and 345" in refusal(
-        run, f"actor_rollout_ref.model.path={model}"
-    )
 
 
 @pytest.mark.parametrize("name", ["mtp.fc.weight", "model.layers.{behind}.eh_proj.weight"])
