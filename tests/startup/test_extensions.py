@@ -47,3 +47,13 @@ def test_a_copy_without_further_checks_says_so_in_one_line_and_refuses_what_woul
     assert said.note.startswith("warning: extensions/checks is not in this copy: ") and said.error is None
     check_all(run("trainer.logger=[console,wandb]"))  # a key that may be missing
     assert refusal(run, "trainer.critic_warmup=5").startswith("trainer.critic_warmup=5: there is no critic")
+
+
+@pytest.mark.usefixtures("bare_copy")
+def test_a_copy_without_further_checks_refuses_what_would_lose_steps_and_prompts_that_are_all_alike(run, files):
+    folder = f"trainer.default_local_dir={files}/reward.py"
+    assert refusal(run, folder, "trainer.save_freq=1").startswith(
+        f"{folder}: {files}/reward.py is a file, so no folder"
+    )
+    template = "actor_rollout_ref.model.custom_chat_template=alike"
+    assert refusal(run, template).startswith(f"{template}: is the text of a template, and makes the same tokens")

@@ -1,5 +1,6 @@
-"""URLs that would be taken for paths; and the checkpoint that a run resumes from, whose damage, or what it contradicts,
-would be found when engines are up, or never.
+"""URLs that would be taken for paths, and a folder to which no checkpoint could be written, which would be found when
+the first one is due; and the checkpoint that a run resumes from, whose damage, or what it contradicts, would be found
+when engines are up, or never.
 """
 
 import json
@@ -38,13 +39,17 @@ _MODEL = "actor_rollout_ref.model.path"
 
 
 def check_output_folders(config: DictConfig) -> None:
-    """Refuse a URL in place of a path.
+    """Refuse a URL in place of a path, and a folder to which the checkpoints of this run could not be written.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
     keys = (*OUTPUT_OPTIONS, *FILE_OPTIONS, *CODE_OPTIONS, *PLACE_OPTIONS)
-    check_each(partial(_refuse_url, config, key) for key in keys)
+    checks = [partial(_refuse_url, config, key) for key in keys]
+    folder = config.trainer.default_local_dir
+    if config.trainer.save_freq > 0 and "://" not in folder:
+        checks.append(partial(check_folder, "trainer.default_local_dir", folder, folder))
+    check_each(checks)
 
 
 def _refuse_url(config: DictConfig, key: str) -> None:
@@ -61,7 +66,20 @@ def _refuse_url(config: DictConfig, key: str) -> None:
             raise ConfigError(key, value, remedy)
 
 
-def nearest(key: str, value: str, place: Path) -> Path:
+def check_folder(key: str, value: str, folder: str) -> None:
+    """Check that a folder can be made, and written to, by this user on this machine.
+
+    Args:
+        key: what names the folder: an option, or an environment variable.
+    """
+    place = _nearest(key, value, Path(folder).expanduser().absolute())
+    if not place.is_dir():
+        raise ConfigError(key, value, f"{place} is a file, so no folder can be made there; name another one")
+    if not os.access(place, os.W_OK):
+        raise ConfigError(key, value, f"this user may not write to {place}; name another folder, or make it writable")
+
+
+def _nearest(key: str, value: str, place: Path) -> Path:
     """The place, or where there is none, the nearest above it that there is.
 
     Raises:
@@ -109,7 +127,7 @@ def check_resume(config: DictConfig) -> str:
 
 def _check_named(config: DictConfig) -> Path:
     folder = Path(config.trainer.resume_from_path).expanduser().absolute()
-    nearest("trainer.resume_from_path", config.trainer.resume_from_path, folder)
+    _nearest("trainer.resume_from_path", config.trainer.resume_from_path, folder)
     try:
         verify(folder)
     except DamagedCheckpoint as damage:
@@ -123,7 +141,7 @@ def _check_newest(config: DictConfig, root: Path) -> Path | None:
     """The checkpoint to resume from: that of the step which verl has noted, or the newest complete one before it, of
     the run that began last; None where nothing was ever saved.
     """
-    nearest("trainer.default_local_dir", config.trainer.default_local_dir, root)
+    _nearest("trainer.default_local_dir", config.trainer.default_local_dir, root)
     note, folders = root / NEWEST_FILE, checkpoint_folders(root)
     noted = note.read_bytes().strip() if note.exists() else b""
     damage: DamagedCheckpoint | None = None

@@ -1,18 +1,17 @@
-"""Folders that a run writes to, and classes that hear of its steps: what is wrong with one would be found when engines
-are up, or the first checkpoint is due.
+"""Folders that a run writes to, but for that of its checkpoints, and classes that hear of its steps: what is wrong with
+one would be found when engines are up.
 """
 
 import os
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from ...config.values import ConfigError, check_each
 from ...record.run_files import metrics_file
-from ...startup.output_check import nearest
+from ...startup.output_check import check_folder
 from ...startup.verl_options import listed
 
 _CLASSES = ("async_dapo.recorder", "trainer.checkpoint_callback_class")  # of the user's, which the trainer makes
@@ -27,27 +26,16 @@ def check_folders(config: DictConfig) -> None:
     """
     check_each(
         [
-            *(partial(_check_folder, *named) for named in _folders(config)),
+            *(partial(check_folder, *named) for named in _folders(config)),
             *(partial(_check_class, config, key) for key in _CLASSES),
         ]
     )
 
 
-def _check_folder(key: str, value: str, folder: str) -> None:
-    place = nearest(key, value, Path(folder).expanduser().absolute())
-    if not place.is_dir():
-        raise ConfigError(key, value, f"{place} is a file, so no folder can be made there; name another one")
-    if not os.access(place, os.W_OK):
-        raise ConfigError(key, value, f"this user may not write to {place}; name another folder, or make it writable")
-
-
 def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
     """What names a folder, its value, the folder."""
     trainer = config.trainer
-    keys = ["trainer.rollout_data_dir", "trainer.validation_data_dir", "async_dapo.report_dir"]
-    if trainer.save_freq > 0:
-        keys.insert(0, "trainer.default_local_dir")
-    for key in keys:
+    for key in ("trainer.rollout_data_dir", "trainer.validation_data_dir", "async_dapo.report_dir"):
         value = OmegaConf.select(config, key)
         if value is not None and "://" not in value:  # else it is refused
             yield key, value, value
