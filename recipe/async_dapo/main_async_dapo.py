@@ -45,7 +45,7 @@ def _run(config: DictConfig) -> None:
     note_launch([*CommandLine.of(sys.argv[1:]).yaml_flags, *HydraConfig.get().overrides.task])
     with explained(), told_how_to_go_on(config):
         check_all(config)
-        log_phase("options, data, model and reward function are checked; starting Ray")
+        log_phase("all checks have passed; starting Ray")
         from .runtime.node_start import run_on_ray
         from .runtime.shipping import shipped
         from .training.task_runner import AsyncDAPOTaskRunnerActor

@@ -31,8 +31,8 @@ OPTIONS = "async_dapo options"  # the check without which those after it do not 
 
 FURTHER = "further checks"
 ABSENT = (
-    "extensions/checks is not in this copy: no more is checked than what would make a wrong run; other mistakes end it "
-    "minutes after its start"
+    "extensions/checks is not in this copy: only what would make a wrong run, lose something, or stand still is "
+    "checked; other mistakes end a run minutes after its start, and the reward function is not tried"
 )
 
 Check = Callable[[], str | None]  # returns a note
@@ -73,7 +73,7 @@ class DataSeen:
 
 
 def check_all(config: DictConfig) -> None:
-    """Check options, folders, checkpoint, code, data and reward function; nothing that starts Ray.
+    """Run every check that this copy has; none of them starts Ray.
 
     Raises:
         ConfigError: the first that is found, naming key, value and remedy.
