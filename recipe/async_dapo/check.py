@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from .config.values import ConfigError
 from .startup.overrides import CommandLine, compose_what_is_right
-from .startup.preflight import NOT_TRIED, OPTIONS, Finding, findings
+from .startup.preflight import LEFT_OUT, OPTIONS, Finding, findings
 
 WIDTH = 110
 
@@ -103,7 +103,7 @@ def _quietly(checks: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def _show(finding: Finding) -> None:
-    sign = "BAD " if finding.error is not None else "--  " if finding.note.startswith(NOT_TRIED) else "ok  "
+    sign = "BAD " if finding.error is not None else "--  " if finding.note.startswith(LEFT_OUT) else "ok  "
     what = finding.note if finding.error is None else str(finding.error)
     _say(f"{sign} {finding.name:<22} {what}".rstrip())
 

@@ -34,6 +34,7 @@ ABSENT = (
     "extensions/checks is not in this copy: only what would make a wrong run, lose something, or stand still is "
     "checked; other mistakes end a run minutes after its start, and the reward function is not tried"
 )
+LEFT_OUT = (NOT_TRIED, WARNING + ABSENT)  # how notes begin of what was not tried
 
 Check = Callable[[], str | None]  # returns a note
 
