@@ -48,7 +48,7 @@ class Direct:
         return await make()
 
 
-RECORDER: Any = SimpleNamespace(runner=Direct)
+RECORDER: Any = SimpleNamespace(runner=Direct, is_side_by_side=False)
 UNREACHABLE = ActorUnavailableError("its worker cannot be reached", None)
 
 
@@ -147,6 +147,18 @@ async def test_given_a_score_of_before_a_resume_without_the_metric_of_now_then_t
     for _ in range(2):
         await scorer(reward := ScriptedReward(0.5)).score([scored], {}, recorder)
     assert reward.calls == 0 and scored.extra_fields["reward_extra_info"]["acc"] == 0.5
+
+
+async def test_given_a_loop_that_asks_side_by_side_and_parts_from_its_record_then_its_new_response_is_scored() -> None:
+    trajectory, runner, reward = Trajectory(session_id=0), call_runner(), ScriptedReward(0.25, 0.75)
+    scores = []
+    for response_ids in ([2], [2], [3]):  # the same again, and another one
+        recorder, scored = Recorder(trajectory=trajectory, is_side_by_side=True), output()
+        recorder.begin_round(trajectory, runner=runner, limit_tok=None)
+        scored.response_ids = response_ids
+        await scorer(reward).score([scored], {}, recorder)
+        scores.append(scored.reward_score)
+    assert scores == [0.25, 0.25, 0.75]
 
 
 def test_given_a_dead_reward_worker_then_it_is_no_bad_answer() -> None:

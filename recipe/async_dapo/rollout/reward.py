@@ -14,7 +14,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 
-from ..calls import Recorder
+from ..calls import Recorder, prompt_digest
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
@@ -83,11 +83,13 @@ class RewardScorer:
                 is none: there is one attempt at that.
             ConfigError: when the metric that groups are filtered by is missing.
         """
-        make = functools.partial(self._score, outputs, sample)
-        scored = await recorder.runner.run(recorder, REWARD, {}, make, is_judged=True)
+        make, of = functools.partial(self._score, outputs, sample), dict[str, Any]()
+        if recorder.is_side_by_side:  # its record has no place that tells these responses from others
+            of = {"responses": sorted(prompt_digest(output.response_ids) for output in outputs)}
+        scored = await recorder.runner.run(recorder, REWARD, of, make, is_judged=True)
         if self._metric is not None and self._metric not in scored["extra"]:  # of before a resume with another one
             recorder.forget_calls(REWARD)
-            scored = await recorder.runner.run(recorder, REWARD, {}, make, is_judged=True)
+            scored = await recorder.runner.run(recorder, REWARD, of, make, is_judged=True)
         for output in outputs:
             output.reward_score, output.extra_fields["reward_extra_info"] = scored["score"], scored["extra"]
         outputs[-1].metrics.compute_score = scored["seconds"]
