@@ -95,12 +95,14 @@ def text_of(content: Any) -> str:
     """A message's content, which may be absent, text, or parts.
 
     Raises:
-        Refused: for parts that are no text.
+        Refused: for anything else, and for parts that are no text.
     """
     if content is None:
         return ""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):  # of an object the keys would be read
+        raise Refused(400, f"content must be text or a list of parts, not {type(content).__name__}")
     texts = []
     for part in content:
         if isinstance(part, str):
