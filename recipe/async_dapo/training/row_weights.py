@@ -9,8 +9,9 @@ The loss `sapo` always takes the last, and `geo_mean` a mean of rows, whatever t
 is verl's own.
 
 What is weighted is the gradient, where it leaves the loss for the model's log-probs and entropies: so it is right for
-all parts of any loss. The loss that is logged counts each row once. Ratios of whole sequences (`gspo`, `geo_mean`) are
-those of a row.
+all parts of a loss that verl aggregates in the same way. Where `sapo` or `geo_mean` are set with another mode than
+`seq-mean-token-mean`, entropy and KL are weighted as the loss is, though verl aggregates them by that mode. The loss
+that is logged counts each row once. Ratios of whole sequences (`gspo`, `geo_mean`) are those of a row.
 """
 
 from functools import partial
