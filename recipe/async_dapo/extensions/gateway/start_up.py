@@ -57,6 +57,11 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
         warnings.append(
             f"the model's chat template renders no calls of tools, which agents are then told: {found.refuses}"
         )
+    if (estimator := config.algorithm.adv_estimator) != "grpo":
+        warnings.append(
+            f"algorithm.adv_estimator={estimator} counts each row of a trajectory in its group's mean; where an agent "
+            "has several chains, set grpo, which counts a trajectory once"
+        )
     parser = options.parser or parser_of(model_type)
     if parser is None:
         format_ = config.actor_rollout_ref.rollout.multi_turn.format

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo_lab.gpu_check.families import TinyModel, qwen2_5_vl
 
 from ....support.composed_runs import refusal
@@ -41,3 +41,9 @@ def test_given_too_few_open_files_for_a_batch_then_limit_number_and_remedy_are_n
     )
     assert "ulimit -Hn=1024: 128 sessions that a worker may have open at once take 1536 open files; raise" in message
     assert f"more {AGENT}.num_workers" in message
+
+
+def test_given_an_estimator_that_counts_rows_then_a_warning_names_it(run, named) -> None:
+    told = [one.note for one in findings(run(*named, "algorithm.adv_estimator=rloo")) if "several chains" in one.note]
+    assert len(told) == 1 and "algorithm.adv_estimator=rloo counts each row" in told[0]
+    assert not any("several chains" in one.note for one in findings(run(*named)))
