@@ -171,8 +171,8 @@ def test_given_a_cap_on_old_tokens_when_groups_are_filtered_then_no_more_are_dra
         max_partial_share=0.2,
     )
     cluster, drawn = start(opts, task=Task(metric_of=lambda prompt_ids: 1.0)), []
-    draw = cluster.buffer._draw
-    cluster.buffer._draw = lambda count: drawn.append(count) or draw(count)
+    source = cluster.buffer.source
+    draw, source.draw = source.draw, lambda count, *of: drawn.append(count) or draw(count, *of)
     for _ in range(3):
         cluster.buffer._over_sampling.observe(0.5)  # 12 groups, then 10, 9, 8
     with pytest.raises(ConfigError, match="max_num_gen_batches=2"):
@@ -273,13 +273,13 @@ def test_given_fewer_tokens_a_round_than_any_response_has_then_training_ends_and
 
 def end_after(cluster: Any, *, prompts: int) -> None:
     """No step needs so many."""
-    draw = cluster.buffer._draw
+    draw = cluster.buffer.source.draw
 
-    def counted(count: int) -> Any:
+    def counted(count: int, *of: Any) -> Any:
         assert cluster.num_drawn < prompts, "prompts are drawn without end"
-        return draw(count)
+        return draw(count, *of)
 
-    cluster.buffer._draw = counted
+    cluster.buffer.source.draw = counted
 
 
 def servers_of(cluster: Cluster) -> list[str]:
