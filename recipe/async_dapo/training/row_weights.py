@@ -38,8 +38,8 @@ def counts_rows(config: DictConfig) -> bool:
 
 
 def weigh_rows(batch: KVBatchMeta, config: DictConfig) -> None:
-    """Leave for the loss what each row weighs, if there are trajectories of several. Nothing is taken out of the loss
-    behind it.
+    """Leave for the loss what each row weighs, if there are trajectories of several. What `bypass` rejects within the
+    loss (`rollout_rs`) still counts among a row's tokens here.
     """
     own = [row for row, tag in enumerate(batch.tags) if not store.is_padding(tag)]
     keys = [batch.keys[row] for row in own]

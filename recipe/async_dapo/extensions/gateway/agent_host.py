@@ -11,6 +11,7 @@ host takes no further agents, and ends with the last of those that it has.
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -19,7 +20,9 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from ...core.outcome import Cause, TrajectoryFailed
-from .agent_program import LINE_BYTES, end_group, end_of_process, plain_json
+from .agent_program import LINE_BYTES, PIPES_S, end_group, end_of_process, plain_json
+
+logger = logging.getLogger(__name__)
 
 # Of the worker's environment: the rest may hold secrets (of Ray, Hugging Face, trackers, clouds) that agents, which the
 # policy steers, must not see. An agent's own `environment` adds what it needs.
@@ -148,28 +151,36 @@ class _Process:
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            told = json.loads(line)
-            if "group" in told:
-                self._groups[told["of"]] = told["group"]
-                continue
-            self._groups.pop(told["ended"], None)
-            if (timer := self._cancelled.pop(told["ended"], None)) is not None:
-                timer.cancel()
-            if told["ended"] in self._ended and not self._ended[told["ended"]].done():
-                self._ended[told["ended"]].set_result(told)
+        try:
+            async for line in self._process.stdout:
+                self._hear(json.loads(line))
+        except ValueError as error:  # a line that is no message, or too long: no later one can be trusted
+            logger.error("the process of agents is ended: what it told cannot be read: %s", error)
+            end_group(self._process.pid)
         code = await self._process.wait()
         for timer in self._cancelled.values():
             timer.cancel()
         for group in self._groups.values():  # the host may have been killed, and could not end them itself
             end_group(group)
         self._groups.clear()
-        error = f"the process of agents has ended with {code}; what it said is in the worker's log"
+        words = f"the process of agents has ended with {code}; what it said is in the worker's log"
         for future in self._ended.values():
             if not future.done():
-                future.set_result({"kind": "agent_failed", "error": error})
+                future.set_result({"kind": "agent_failed", "error": words})
+
+    def _hear(self, told: dict[str, Any]) -> None:
+        if "group" in told:
+            self._groups[told["of"]] = told["group"]
+            return
+        self._groups.pop(told["ended"], None)
+        if (timer := self._cancelled.pop(told["ended"], None)) is not None:
+            timer.cancel()
+        if told["ended"] in self._ended and not self._ended[told["ended"]].done():
+            self._ended[told["ended"]].set_result(told)
 
     async def _end_its_group(self) -> None:
         """Processes that functions have forked hold its pipe, whose end `_read` waits for."""
         await end_of_process(self._process.pid)
         end_group(self._process.pid)
+        await asyncio.wait({self._reader}, timeout=PIPES_S)
+        self._process._transport.close()  # type: ignore[attr-defined]  # what has left the group may hold it

@@ -27,7 +27,7 @@ LINE_BYTES = 2**26  # the longest result
 _THREADS = 1024
 _OUTPUT_BYTES, _TAIL_BYTES = 2**20, 2000  # kept of what a command says; told of its errors
 _TRACE_CHARS = 20_000  # told of a function's error
-_PIPES_S = 2.0  # for what a command has said to arrive
+PIPES_S = 2.0  # for what a command has said to arrive
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -116,7 +116,7 @@ async def run_command(start: dict[str, Any], tell: Any) -> Any:
         try:
             await end_of_process(group)
             end_group(group)  # what it has left in the background, which would keep the pipes open
-            await asyncio.wait(readers, timeout=_PIPES_S)  # what has left the group may hold them
+            await asyncio.wait(readers, timeout=PIPES_S)  # what has left the group may hold them
             code = await process.wait()
         finally:
             for reader in readers:

@@ -50,6 +50,12 @@ def forks_and_ends_its_process(base_url, key, sample):
         os._exit(7)
     time.sleep(1234)
 
+def forks_away_and_ends_its_process(base_url, key, sample):
+    if os.fork():
+        os._exit(7)
+    os.setsid()
+    time.sleep(25)
+
 def stops(base_url, key, sample):
     next(iter(()))
 
@@ -146,7 +152,13 @@ def test_given_functions_then_they_run_side_by_side_and_each_has_its_own_result_
 
 
 @pytest.mark.parametrize(
-    ("name", "code"), [("ends_its_process", 7), ("forks_and_ends_its_process", 7), ("leaves_a_task", -9)]
+    ("name", "code"),
+    [
+        ("ends_its_process", 7),
+        ("forks_and_ends_its_process", 7),
+        ("forks_away_and_ends_its_process", 7),
+        ("leaves_a_task", -9),
+    ],
 )
 def test_given_a_function_that_ends_its_process_then_its_siblings_fail_and_the_next_agent_has_a_new_one(
     agents: None, name: str, code: int
@@ -392,3 +404,14 @@ def test_given_a_worker_or_its_process_of_agents_that_is_killed_then_no_command_
 def test_what_is_passed_on_is_a_list_of_names() -> None:
     passed = agent_host.passed_on({"PATH": "a", "LC_ALL": "b", "TOKEN": "c"})
     assert passed.keys() == {"PATH", "LC_ALL"}
+
+
+def test_given_a_process_that_tells_no_message_then_it_is_ended_and_its_agents_fail() -> None:
+    async def main() -> None:
+        pipe, says = asyncio.subprocess.PIPE, "import time; print('no message', flush=True); time.sleep(1234)"
+        command = [sys.executable, "-c", says]
+        told = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True)
+        with pytest.raises(TrajectoryFailed, match="ended with -9;"):
+            await asyncio.wait_for(_Process(told).run(0, {}), 20)
+
+    asyncio.run(main())

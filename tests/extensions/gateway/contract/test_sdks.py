@@ -146,7 +146,7 @@ def test_given_a_call_that_cannot_be_read_then_it_is_the_answers_text_beside_tho
         return 1.0
 
     both = "So: " + called('{"a": 1}') + called(broken) + called('{"a": 2}')
-    assert len(rows(agent, f"{called(broken)} rest", both)) == 1
+    assert len(rows(agent, f"{called(broken)} rest", both, token_s=0.0005)) == 1
 
 
 def test_given_a_parser_that_raises_then_the_answer_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
