@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Trains with the reference script on all nodes of a Slurm allocation:
 #
-#   export VENV=/shared/gpu_env DATA_HOME=/shared/data MODEL_PATH=/shared/Qwen3-8B-Base CKPTS_DIR=/shared/checkpoints
-#   sbatch --nodes=4 examples/cluster/slurm.sh [OVERRIDE ...]
+#   export DATA_HOME=/shared/data MODEL_PATH=/shared/Qwen3-8B-Base CKPTS_DIR=/shared/checkpoints
+#   sbatch --partition=PARTITION --account=ACCOUNT --nodes=4 examples/cluster/slurm.sh [OVERRIDE ...]
 #
 # Submit it from the repository's folder, or set REPOSITORY. Arguments are further Hydra overrides. Nodes must be the
 # job's alone: `ray symmetric-run` ends every Ray of this user on them. The environment decides:
@@ -11,7 +11,8 @@
 #   MODEL_PATH             as in test_qwen3_8b.sh: a folder, the same on every node, or a name on the hub
 #                          [Qwen/Qwen3-8B-Base]
 #   REPOSITORY             folder of this repository, the same on every node [where sbatch was called]
-#   VENV                   Python environment with the GPU builds, the same on every node; required
+#   VENV                   Python environment with the GPU builds, a venv or one of conda, the same on every node [the
+#                          one that is active where sbatch is called]
 #   TRAIN                  script that trains, from REPOSITORY [recipe/async_dapo/test_qwen3_8b.sh]
 #SBATCH --job-name=async-dapo
 #SBATCH --nodes=2
@@ -26,9 +27,14 @@ set -euo pipefail
 : "${DATA_HOME:?set DATA_HOME to the folder of the data, on a disk that all nodes share}"
 : "${CKPTS_DIR:?set CKPTS_DIR to a folder that all nodes share: each writes a part of every checkpoint}"
 : "${SLURM_JOB_ID:?submit it with sbatch}"
-: "${VENV:?set VENV to the Python environment of the GPU builds, on a disk that all nodes share}"
+venv=${VENV:-${VIRTUAL_ENV:-${CONDA_PREFIX:-}}}
+: "${venv:?set VENV to the Python environment of the GPU builds, on a disk that all nodes share, or activate it}"
+if [[ ! -x $venv/bin/python3 ]]; then
+  echo "slurm.sh: $venv is no Python environment of this node: set VENV to one on a disk that all nodes share" >&2
+  exit 1
+fi
 repository=${REPOSITORY:-$SLURM_SUBMIT_DIR}
-export PATH="$VENV/bin:$PATH"
+export PATH="$venv/bin:$PATH"
 
 # Two jobs of one cluster meet neither each other's Ray, as the port is the job's, nor each other's files.
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

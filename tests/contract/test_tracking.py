@@ -1,17 +1,21 @@
-"""What verl's `Tracking` lets a recipe put in the place of its loggers."""
+"""What verl's `Tracking` lets a recipe put in the place of its loggers, and which variables these read."""
 
+import inspect
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from verl.utils import tracking as verls
 from verl.utils.tracking import Tracking
 
 from recipe.async_dapo.core.policy_health import PolicyHealth
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, metrics_file, read_lines
 from recipe.async_dapo.record.run_record import RunDescription, read_steps
+from recipe.async_dapo.runtime import logger_variables
 from recipe.async_dapo.runtime.launch import LAUNCH_VARIABLE, note_launch
 from recipe.async_dapo.training import tracking as ours
 from recipe.async_dapo.training.recorder import Recorder, ValidationAnswers, load_recorder
@@ -113,3 +117,13 @@ def test_a_validations_answers_to_three_prompts_are_kept_with_its_step(tmp_path)
     recorder.log(recipe_step(1), 1)
     kept = [(line["step"], line["prompt"], line["answer"]) for line in read_lines(tmp_path / ANSWERS_FILE)]
     assert kept == [(0, "a", "1"), (0, "bb", "3"), (0, "dddd", "5")]
+
+
+SECRETS = {"SWANLAB_API_KEY", "VOLC_ACCESS_KEY_ID", "VOLC_SECRET_ACCESS_KEY"}
+
+
+def test_each_variable_that_verls_loggers_read_is_sent_to_the_node_that_has_them_or_is_a_secret():
+    source = inspect.getsource(verls)
+    read = set(re.findall(r'(?:environ\.get\(|environ\[|getenv\(|_ENV = )"([A-Z_]+)"', source))
+    sent = {*logger_variables.PLAIN, *logger_variables.FOLDERS, *logger_variables.ADDRESSES}
+    assert "SWANLAB_LOG_DIR" in read and read - sent == SECRETS

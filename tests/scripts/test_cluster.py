@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,10 @@ STUBS = {
     "srun": 'printf "%s\\n" "$@" "at $RAY_ADDRESS" "token $RAY_AUTH_MODE $RAY_AUTH_TOKEN" "nodes $NNODES in $PWD"',
 }
 ON_THE_PAGE = {
-    "sbatch": 'SLURM_JOB_NUM_NODES=${1#--nodes=}; export SLURM_JOB_NUM_NODES; shift; exec bash "$@"',
+    "sbatch": (
+        'while [ "${1#--nodes=}" = "$1" ]; do shift; done; '
+        'SLURM_JOB_NUM_NODES=${1#--nodes=}; export SLURM_JOB_NUM_NODES; shift; exec bash "$@"'
+    ),
     "python": 'echo "at $RAY_ADDRESS"; printf "%s\\n" "$@"',
     "python3": 'exec python "$@"',
 }
@@ -85,6 +89,22 @@ def test_given_two_jobs_when_submitted_then_each_has_a_token_of_its_own(tmp_path
     assert len(tokens) == 2 and all(re.fullmatch(r"token token [0-9a-f]{64}", token) for token in tokens)
 
 
+@pytest.mark.parametrize("variable", ["VENV", "VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_given_a_venv_or_an_environment_of_conda_when_submitted_then_the_job_has_it(tmp_path, variable) -> None:
+    environment = tmp_path / "gpu_env"
+    (environment / "bin").mkdir(parents=True)
+    others = {"VENV": "", "VIRTUAL_ENV": "", "CONDA_PREFIX": ""}
+    refused = submit(tmp_path, **NEEDED, **others | {variable: str(environment)})
+    assert refused.returncode != 0 and f"slurm.sh: {environment} is no Python environment" in refused.stderr
+    (environment / "bin" / "python3").symlink_to(sys.executable)
+    (environment / "bin" / "srun").write_text("#!/bin/sh\necho started in its environment\n")
+    (environment / "bin" / "srun").chmod(0o755)
+    done = submit(tmp_path, **NEEDED, **others | {variable: str(environment)})
+    assert done.stdout == "started in its environment\n", done.stderr
+    none = submit(tmp_path, **NEEDED, **others)
+    assert none.returncode != 0 and "set VENV to the Python environment" in none.stderr
+
+
 @pytest.mark.parametrize("missing", sorted(NEEDED))
 def test_given_no_folder_when_submitted_then_the_message_names_the_variable(tmp_path, missing: str) -> None:
     done = submit(tmp_path, **{name: value for name, value in NEEDED.items() if name != missing})
@@ -119,14 +139,13 @@ def test_given_the_page_when_its_commands_are_run_word_for_word_then_each_starts
         done = run(tmp_path, "bash", "-euo", "pipefail", "-c", block.replace("/shared", f"{tmp_path}/shared"))
         assert done.returncode == 0, block + done.stderr
         said.append(done.stdout.splitlines())
-    check, reference, own, slurm, merge = said
+    check, reference, own, slurm = said
     assert check[1:] == ["-m", "recipe.async_dapo_lab.gpu_check", "--gpus", "8"]
     assert reference[:3] == own[:3] == ["at HEAD:6379", "-m", "recipe.async_dapo_lab.train"]
     assert {"trainer.nnodes=4", "trainer.n_gpus_per_node=8"} <= set(reference) & set(own)
     assert f"actor_rollout_ref.model.path='{tmp_path}/shared/Qwen3-8B-Base'" in reference
     assert f"trainer.default_local_dir='{tmp_path}/shared/checkpoints/qwen3-8b-base'" in reference
     assert slurm[0] == "--ntasks=4" and slurm[-1] == f"nodes 4 in {tmp_path}"
-    assert merge[2:4] == ["verl.model_merger", "merge"]
     starts = [shlex.split(code)[2:] for code in page("docs/cluster.md").code if code.startswith("ray start ")]
     parsed = [start.make_context("ray start", words).params for words in starts]
     assert [one["head"] for one in parsed] == [True, False] and parsed[1]["address"] == "HEAD:6379"

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import load_extern_object
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.runtime import shipping
+from recipe.async_dapo.runtime import logger_variables, shipping
 from recipe.async_dapo.runtime.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped
 from recipe.async_dapo_lab.train import RECORDER
 
@@ -198,6 +198,37 @@ def test_given_places_of_loggers_when_shipped_then_they_are_those_of_the_drivers
     )  # a node may have its own
     assert f"{tmp_path}/own.jsonl" == told.VERL_FILE_LOGGER_PATH and told.WANDB_MODE == "offline"
     assert told.VERL_USE_EXTERNAL_MODULES == "my_losses"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sent"),
+    [
+        ("SWANLAB_LOG_DIR", "swan", "{here}/swan"),
+        ("WANDB_DIR", "wandb", "{here}/wandb"),
+        ("TENSORBOARD_DIR", "s3://bucket/board", "s3://bucket/board"),
+        ("MLFLOW_TRACKING_URI", "http://mlflow:5000", "http://mlflow:5000"),
+        ("MLFLOW_TRACKING_URI", "databricks", "databricks"),
+        ("MLFLOW_TRACKING_URI", "databricks://profile", "databricks://profile"),
+        ("MLFLOW_TRACKING_URI", "mlruns", "{here}/mlruns"),
+        ("MLFLOW_TRACKING_URI", "file:./mlruns", "file:{here}/mlruns"),
+        ("MLFLOW_TRACKING_URI", "sqlite:///runs.db", "sqlite:///{here}/runs.db"),
+        ("MLFLOW_TRACKING_URI", "sqlite:////tmp/runs.db", "sqlite:////tmp/runs.db"),
+        ("MLFLOW_TRACKING_URI", "postgresql://me:kept-secret@db/runs", None),
+        ("WANDB_BASE_URL", "https://own.host", "https://own.host"),
+        ("TRACKIO_SERVER_URL", "https://own.host/?write_token=kept-secret", None),
+        ("SWANLAB_API_HOST", "own.host", "own.host"),
+    ],
+)
+def test_given_a_logger_of_another_place_when_shipped_then_it_is_sent_unless_it_holds_a_secret(
+    run, monkeypatch, tmp_path, caplog, name, value, sent
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(name, value)
+    config = run()
+    with caplog.at_level("WARNING", logger=logger_variables.__name__), shipped(config):
+        told = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env)["env_vars"]
+    assert told.get(name) == (sent and sent.format(here=tmp_path))
+    assert "kept-secret" not in f"{told}{caplog.text}" and (f"{name} holds a password" in caplog.text) is (sent is None)
 
 
 def test_given_no_setup_hook_when_shipped_then_processes_get_ours_and_can_import_it(run, tmp_path):

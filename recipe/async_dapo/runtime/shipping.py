@@ -24,6 +24,7 @@ from ..config.values import ConfigError
 from .garbage import collect_cycles_rarely
 from .interruption import stay_interruptible
 from .launch import LAUNCH_VARIABLE
+from .logger_variables import logger_variables
 from .logs import STARTED_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -70,10 +71,6 @@ ENVIRONMENT = (
     "VERL_USE_EXTERNAL_PLUGINS",
     "VERL_USE_MODELSCOPE",
     "VERL_LOGGING_LEVEL",
-    "WANDB_MODE",
-    "WANDB_DIR",
-    "WANDB_ENTITY",
-    "SWANLAB_MODE",
     STARTED_VARIABLE,
     LAUNCH_VARIABLE,
     "HF_ENDPOINT",
@@ -84,8 +81,6 @@ ENVIRONMENT = (
     "VLLM_LOGGING_LEVEL",
     "VLLM_DISABLE_COMPILE_CACHE",
 )
-# Variables that name where verl's loggers write: made absolute.
-PLACES = ("VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT", "TENSORBOARD_DIR")
 # Samples go to the reward workers one by one: verl's other way of packing one takes five times as long.
 DEFAULT_ENVIRONMENT = {"VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy"}
 
@@ -248,8 +243,7 @@ def _add_to_runtime_env(config: DictConfig, modules: list[Path]) -> None:
     of_job = job.get("env_vars") or {}
     environment = {name: value for name, value in DEFAULT_ENVIRONMENT.items() if name not in of_job}
     environment |= {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    places = {name: os.environ[name] for name in PLACES if name in os.environ}
-    environment |= {name: str(Path(place).expanduser().absolute()) for name, place in places.items()}
+    environment |= logger_variables(os.environ)
     runtime_env["env_vars"] = environment | (runtime_env.get("env_vars") or {})
     if "worker_process_setup_hook" not in job:
         hook = collect_cycles_rarely
