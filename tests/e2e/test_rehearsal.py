@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ..support.composed_runs import rows, write_parquet
-from ..support.harness import ledger_closes
+from ..support.harness import ledger_closes, temporary_folder_of
 from ..support.signals import as_in_the_foreground
 
 pytestmark = pytest.mark.nightly
@@ -105,13 +105,6 @@ def test_given_ctrl_c_while_it_trains_then_no_process_and_no_file_of_it_is_left(
         assert process.returncode == 130 and output.endswith("interrupted; everything it started has been ended\n")
         assert not [one for one in psutil.process_iter() if temporary_folder_of(one).startswith(folder)]
         assert not list(Path(folder).iterdir())
-
-
-def temporary_folder_of(process: psutil.Process) -> str:
-    try:
-        return process.environ().get("TMPDIR", "")
-    except psutil.Error:
-        return ""
 
 
 FEWER = (  # prompts and answers than the script has; all else is its own

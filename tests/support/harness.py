@@ -13,6 +13,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from recipe.async_dapo_lab.quickstart.activation import run_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import (
@@ -142,6 +144,14 @@ def train(
     run = Run(folder=folder, exit_code=process.exit_code)
     assert kill_at is None and (run.exit_code != 0) == fails, f"exit code {run.exit_code}:\n{run.log_tail}"
     return run
+
+
+def temporary_folder_of(process: psutil.Process) -> str:
+    """The one in its environment, which tells the processes of a run; "" of one that has ended."""
+    try:
+        return process.environ().get("TMPDIR", "")
+    except psutil.Error:
+        return ""
 
 
 def overrides_of(example: str) -> list[str]:

@@ -1,7 +1,9 @@
 """Agents through the gateway on the real stack, beside loops written inside, killed once and resumed: the same rows."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -9,11 +11,12 @@ import pytest
 
 from recipe.async_dapo.record.keys import FRESH_K3_KL
 
-from ....support.harness import ROOT, Run, ledger_closes, overrides_of, train
-from ..support.half_and_half import DIARY
+from ....support.harness import ROOT, Run, ledger_closes, overrides_of, temporary_folder_of, train
+from ..support.half_and_half import DIARY, FOLDER_OF_A_LIFE
 
 STEPS, KILLED_STEP = 4, 3
 K3_NATS = 1e-6
+END_S = 60.0
 LOOPS = """
 - name: half_and_half
   _target_: tests.extensions.gateway.support.half_and_half.HalfAndHalf
@@ -34,13 +37,21 @@ OVERRIDES = (
 
 
 @pytest.fixture(scope="module")
-def run(assets, tmp_path_factory) -> Run:
+def lives() -> Iterator[tuple[str, str]]:
+    """A folder for the temporary files of the run that is killed, and one for that which goes on from it."""
+    with TemporaryDirectory(prefix="g") as killed, TemporaryDirectory(prefix="g") as resumed:  # short: sockets
+        yield killed, resumed
+
+
+@pytest.fixture(scope="module")
+def run(assets, tmp_path_factory, lives) -> Run:
     folder = tmp_path_factory.mktemp("gateway")
     (folder / "loops.yaml").write_text(LOOPS)
     overrides = (*OVERRIDES, f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder}/loops.yaml")
-    life = {"strategy": "partial", "overrides": overrides, "environment": {DIARY: str(folder / "diary.jsonl")}}
-    train(assets, folder, steps=STEPS, kill_at=KILLED_STEP, **life)
-    return train(assets, folder, steps=STEPS, **life)
+    diary = {DIARY: str(folder / "diary.jsonl")}
+    killed, resumed = ({"environment": diary | {FOLDER_OF_A_LIFE: one}} for one in lives)
+    train(assets, folder, steps=STEPS, strategy="partial", overrides=overrides, kill_at=KILLED_STEP, **killed)
+    return train(assets, folder, steps=STEPS, strategy="partial", overrides=overrides, **resumed)
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +84,17 @@ def whole(row: dict[str, Any]) -> tuple[list[int], list[int], list[float]]:
     return row["response"][:end], row["mask"][:end], row["log_probs"][:end]
 
 
-def test_given_rounds_that_stop_in_turns_and_a_kill_then_requests_go_on_under_other_weights(notes) -> None:
+def test_given_rounds_that_stop_in_turns_and_a_kill_then_requests_go_on_under_other_weights(notes, lives) -> None:
     outside = [note for note in notes if note["kind"] % 2]
     assert any(len(versions) > 1 for note in outside for versions in note["spans"]), "no turn has two versions"
-    workers = [*dict.fromkeys(note["pid"] for note in notes)]
-    assert len(workers) == 4, "two of each life"
-    second = [note for note in outside if note["pid"] in workers[2:]]
+    second = [note for note in outside if note["life"] == lives[1]]
     assert any(min(versions) < KILLED_STEP - 1 for note in second for versions in note["spans"]), "all began after it"
 
 
-def test_given_workers_that_were_killed_then_no_process_of_an_agent_is_left() -> None:
-    left = [one.info["cmdline"] for one in psutil.process_iter(["cmdline"])]  # None of one that has just ended
-    assert not [words for words in left if words and "gateway.agent_program" in " ".join(words)]
+def test_given_workers_that_were_killed_then_no_process_of_an_agent_is_left(run, lives) -> None:
+    left = [one for one in psutil.process_iter() if temporary_folder_of(one).startswith(lives)]
+    _, alive = psutil.wait_procs(left, timeout=END_S)  # one ends as soon as it reads that its worker has
+    assert not alive
 
 
 @pytest.mark.nightly

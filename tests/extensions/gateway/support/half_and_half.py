@@ -17,6 +17,7 @@ from recipe.async_dapo.extensions.gateway.black_box import BlackBoxAgent
 from .agents import CHECK, TURNS
 
 DIARY = "GATEWAY_DIARY"
+FOLDER_OF_A_LIFE = "TMPDIR"  # a run's workers and what they start have it
 
 
 class HalfAndHalf(BlackBoxAgent):
@@ -41,7 +42,7 @@ class HalfAndHalf(BlackBoxAgent):
             }
             for one in outputs
         ]
-        note = {"kind": sample["session_id"] % 8, "pid": os.getpid(), "spans": spans, "rows": rows}
+        note = {"kind": sample["session_id"] % 8, "life": os.environ[FOLDER_OF_A_LIFE], "spans": spans, "rows": rows}
         with open(os.environ[DIARY], "a") as file:  # noqa: ASYNC230
             file.write(json.dumps(note) + "\n")
         return outputs
