@@ -166,7 +166,10 @@ def compute_score(place, then):
 @pytest.mark.parametrize(
     ("then", "error", "text"),
     [
-        ("hangs", RewardProcessKilled, f"no answer within {TIMEOUT_S} s; its process has been killed"),
+        pytest.param(
+            *("hangs", RewardProcessKilled, f"no answer within {TIMEOUT_S} s; its process has been killed"),
+            marks=pytest.mark.slow,
+        ),
         ("exits", RewardProcessDied, "its process has ended (exit code 3)"),
     ],
 )
@@ -187,27 +190,36 @@ def test_given_a_function_that_started_a_process_when_it_hangs_or_exits_then_tha
             time.sleep(0.01)
 
 
+# What acts behind the answer of its call waits until that is known to have come.
 LEAVES_SOMETHING = """
-import ctypes, os, threading
+import ctypes, os, threading, time
 
-def compute_score(then, text=""):
+def later(place, act, argument):
+    while not os.path.exists(place):
+        time.sleep(0.01)
+    act(argument)
+
+def compute_score(then, place, text=""):
     if then == "a thread that holds the interpreter":
-        threading.Timer(0.2, ctypes.PyDLL(None).sleep, [1000]).start()
+        threading.Thread(target=later, args=(place, ctypes.PyDLL(None).sleep, 1000)).start()
     elif then == "a child, and exits" and not os.fork():
         ctypes.CDLL(None).sleep(1000)
     elif then == "a child, and exits":
-        threading.Timer(0.2, os._exit, [0]).start()
+        threading.Thread(target=later, args=(place, os._exit, 0)).start()
     return 1.0
 """
 
 
-@pytest.mark.parametrize("what", ["a thread that holds the interpreter", "a child, and exits"])
+@pytest.mark.parametrize(
+    "what", [pytest.param("a thread that holds the interpreter", marks=pytest.mark.slow), "a child, and exits"]
+)
 def test_given_a_call_that_leaves_something_behind_then_the_next_one_does_not_hang(tmp_path: Path, what: str) -> None:
     """Its arguments are more than the connection holds, and nobody reads them."""
     (tmp_path / "reward.py").write_text(LEAVES_SOMETHING)
     function = RewardFunction(path=str(tmp_path / "reward.py"), name="compute_score", timeout_s=TIMEOUT_S)
-    process = RewardProcess(function)
-    assert process.ask({"then": what}) == 1.0
+    process, place = RewardProcess(function), tmp_path / "has its answer"
+    assert process.ask({"then": what, "place": str(place)}) == 1.0
+    place.touch()
     if what == "a child, and exits":
         deadline = time.monotonic() + PATIENCE_S
         while process.is_alive():
@@ -216,4 +228,4 @@ def test_given_a_call_that_leaves_something_behind_then_the_next_one_does_not_ha
         return
     time.sleep(TIMEOUT_S / 2)  # until the thread holds the interpreter, for good
     with pytest.raises(RewardProcessKilled, match="no answer within"):
-        process.ask({"then": "", "text": "x" * 10**7})
+        process.ask({"then": "", "place": "", "text": "x" * 10**7})

@@ -20,6 +20,7 @@ from recipe.async_dapo.rollout.agent_loops import KeptLoops
 from ..support.rollout_world import Loop, finished, group, outcome_of, reread, rollout
 
 STEPS = 4
+PATIENCE_S = 300.0  # what has not happened by then hangs
 Step = tuple[asyncio.subprocess.Process | None, str]  # where a step was made, and what it printed
 Told = asyncio.Queue[Step]
 
@@ -80,7 +81,7 @@ def test_given_a_loop_that_is_kept_when_rounds_stop_then_its_process_goes_on_and
         assert process is not None
         saved = reread(held)
         await kept.end_others(frozenset())
-        await asyncio.wait_for(process.wait(), 10)
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
 
         again = KeptLoops(most=1)
         running = rollout(counting(again, told, **said), is_filtered=False, kept=again)
@@ -122,7 +123,7 @@ def test_given_code_that_never_ends_when_its_worker_is_killed_then_its_process_e
         sandbox = psutil.Process(hears.recv())
     worker.kill()
     worker.join()
-    sandbox.wait(20)
+    sandbox.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +140,13 @@ def test_given_code_that_never_ends_when_its_worker_is_killed_then_its_process_e
 def test_given_any_code_when_it_runs_then_the_loop_has_an_answer_and_goes_on(
     monkeypatch, piece: str, answer: str
 ) -> None:
-    monkeypatch.setattr(sandbox_module, "LIMIT_S", 0.5 if "while" in piece else 30.0)
+    monkeypatch.setattr(sandbox_module, "LIMIT_S", 0.5 if "while" in piece else PATIENCE_S)
 
     async def main() -> tuple[str, str]:
         sandbox = Sandbox()
         sandbox.code = [piece]
         first = await sandbox.output()
-        monkeypatch.setattr(sandbox_module, "LIMIT_S", 30.0)
+        monkeypatch.setattr(sandbox_module, "LIMIT_S", PATIENCE_S)
         sandbox.code.append("print('on')")
         try:
             return first, await sandbox.output()

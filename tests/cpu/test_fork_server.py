@@ -18,8 +18,7 @@ from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 from ..support import fork_server
 from ..support.forks.server import KEPT_OUT, OWN
 
-LIMIT_S = 60.0
-MOST_IMPORT_S = 4.0  # of CPU, for Ray, verl and TransferQueue; 12 s without the server
+LIMIT_S = 300.0
 MOST_IMPORTED = 200  # modules of other packages, of 7,000
 SAYS = """
 import json, os, sys
@@ -48,11 +47,11 @@ if __name__ == "__main__":
 """
 # What driver, workers and engines of a training import.
 IMPORTS = """
-import json, sys, time
-before, start = set(sys.modules), time.process_time()
+import json, sys
+before = set(sys.modules)
 import recipe.async_dapo.training.run, recipe.async_dapo.engines.server_actor, recipe.async_dapo.rollout.worker
 import verl.workers.engine_workers, verl.experimental.reward_loop, vllm.v1.engine.core
-print(json.dumps([sorted(set(sys.modules) - before), time.process_time() - start]))
+print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
@@ -172,10 +171,9 @@ def test_given_what_a_training_imports_then_the_server_has_all_but_ray_verl_and_
         env=cpu_environment(os.environ, code_path=fork_server.ROOT),
         capture_output=True,
         text=True,
-        timeout=LIMIT_S * 5,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
-    imported, cpu_s = json.loads(done.stdout.splitlines()[-1])
+    imported = json.loads(done.stdout.splitlines()[-1])
     others = [name for name in imported if name.partition(".")[0] not in (*KEPT_OUT, *OWN)]
     assert len(others) < MOST_IMPORTED, others
-    assert cpu_s < MOST_IMPORT_S

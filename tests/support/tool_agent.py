@@ -7,6 +7,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 
+from examples.agent_loop import sandbox
 from examples.agent_loop.dialogue import Dialogue
 from examples.agent_loop.sandbox import Sandbox
 from recipe.async_dapo.calls import current_recorder, recorded
@@ -14,6 +15,7 @@ from recipe.async_dapo.calls import current_recorder, recorded
 from . import till
 
 TURNS = 3
+sandbox.LIMIT_S = 300.0  # a piece of code that a busy machine starts late is none that never ends
 GREEDY = {"temperature": 0.0, "stop": ["01:"]}  # which begins the last line of most answers
 
 

@@ -92,6 +92,12 @@ async def run_command(start: dict[str, Any], tell: Any) -> Any:
     folder = _folder_with(start["sample"])
     folders.add(folder)
     group = None
+
+    def begins() -> None:
+        """In the command's own process, before it runs: this one may be killed at any time behind that."""
+        _ends_with_this_process()
+        tell({"group": os.getpid(), "of": start["start"]})
+
     try:
         try:
             process = await asyncio.create_subprocess_exec(
@@ -102,13 +108,12 @@ async def run_command(start: dict[str, Any], tell: Any) -> Any:
                 cwd=folder,
                 env=start["environment"],
                 start_new_session=True,
-                preexec_fn=_ends_with_this_process,
+                preexec_fn=begins,
             )
         except OSError as error:
             raise Failed("agent_not_started", f"{start['command'][0]} cannot be started: {error}") from error
         group = process.pid
         groups.add(group)
-        tell({"group": group, "of": start["start"]})
         assert process.stdout is not None and process.stderr is not None
         out, errors = bytearray(), bytearray()
         pipes = (process.stdout, out), (process.stderr, errors)

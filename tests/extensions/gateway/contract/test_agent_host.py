@@ -18,19 +18,28 @@ import pytest
 from recipe.async_dapo.core.outcome import TrajectoryFailed
 from recipe.async_dapo.extensions.gateway import agent_host
 from recipe.async_dapo.extensions.gateway.agent_host import AgentHost, _Process
-from recipe.async_dapo.extensions.gateway.agent_program import Program
+from recipe.async_dapo.extensions.gateway.agent_program import Program, run_command
 
+PATIENCE_S = 300.0  # what has not happened by then hangs
+# So long that no test waits for its end, and of no other process of this machine.
+SLEEP = ["sleep", str(10**6 + os.getpid())]
 AGENTS = """
-import asyncio, os, sys, time
+import asyncio, os, sys, threading, time
+
+six = threading.Barrier(6)
 
 def plain(base_url, key, sample):
     return {"reward": sample["x"], "at": base_url}
 
 async def slow(base_url, key, sample):
-    await asyncio.sleep(30)
+    await asyncio.sleep(1234)
 
 def blocks(base_url, key, sample):
     time.sleep(0.5)
+    return 1.0
+
+def meets_five(base_url, key, sample):
+    six.wait(300)
     return 1.0
 
 def fails(base_url, key, sample):
@@ -51,10 +60,14 @@ def forks_and_ends_its_process(base_url, key, sample):
     time.sleep(1234)
 
 def forks_away_and_ends_its_process(base_url, key, sample):
-    if os.fork():
+    if child := os.fork():
+        while os.getsid(child) != child:
+            time.sleep(0.01)
+        with open(sample["away"], "w") as file:
+            file.write(str(child))
         os._exit(7)
     os.setsid()
-    time.sleep(25)
+    time.sleep(1234)
 
 def stops(base_url, key, sample):
     next(iter(()))
@@ -98,7 +111,7 @@ async def leaves_a_task(base_url, key, sample):
     async def exits():
         sys.exit(3)
     task = asyncio.create_task(exits())
-    await asyncio.sleep(30)
+    await asyncio.sleep(1234)
 """
 
 
@@ -135,13 +148,12 @@ def python(program: str, **sample: Any) -> dict[str, Any]:
 
 
 def test_given_functions_then_they_run_side_by_side_and_each_has_its_own_result_or_failure(agents: None) -> None:
-    began_s = time.monotonic()
-    names = ["blocks"] * 6
-    plain, failed, left, absent, *blocked = hosted(
+    names = ["meets_five"] * 6
+    plain, failed, left, absent, *met = hosted(
         function("plain", x=0.5), function("fails"), function("leaves"), function("absent"), *map(function, names)
     )
-    assert plain == {"reward": 0.5, "at": "http://here"} and blocked == [1.0] * 6
-    assert time.monotonic() - began_s < 6, "they do not wait for each other"
+    assert plain == {"reward": 0.5, "at": "http://here"}
+    assert met == [1.0] * 6, "they wait for each other"
     for error, reason, text in (
         (failed, "agent_failed", "ValueError('of its own')"),
         (left, "agent_failed", "SystemExit('gone')"),
@@ -151,6 +163,7 @@ def test_given_functions_then_they_run_side_by_side_and_each_has_its_own_result_
     assert "users_agents.py" in failed.cause.traceback
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "code"),
     [
@@ -161,17 +174,23 @@ def test_given_functions_then_they_run_side_by_side_and_each_has_its_own_result_
     ],
 )
 def test_given_a_function_that_ends_its_process_then_its_siblings_fail_and_the_next_agent_has_a_new_one(
-    agents: None, name: str, code: int
+    agents: None, name: str, code: int, tmp_path: Path
 ) -> None:
+    away = tmp_path / "away"
+
     async def main() -> tuple[list[Any], Any]:
         host = AgentHost.of("functions")
-        both = [host.run(function("slow")), host.run(function(name))]
-        failed = await asyncio.wait_for(asyncio.gather(*both, return_exceptions=True), 20)
+        both = [host.run(function("slow")), host.run(function(name, away=str(away)))]
+        failed = await asyncio.wait_for(asyncio.gather(*both, return_exceptions=True), PATIENCE_S)
         result = await host.run(function("plain", x=1))
         await host.stop()
         return failed, result
 
-    failed, result = asyncio.run(main())
+    try:
+        failed, result = asyncio.run(main())
+    finally:
+        if away.exists():
+            os.kill(int(away.read_text()), signal.SIGKILL)
     assert all(isinstance(error, TrajectoryFailed) and f"ended with {code};" in str(error) for error in failed)
     assert result["reward"] == 1
 
@@ -202,10 +221,11 @@ def test_given_a_process_that_ends_late_then_agents_of_the_next_one_do_not_fail_
         await host.stop()
         return ended
 
-    first, second = asyncio.run(asyncio.wait_for(main(), 20))
+    first, second = asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
     assert isinstance(first, TrajectoryFailed) and second == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["waits", "blocks_all", "swallows"])
 def test_given_a_function_that_does_not_end_when_cancelled_then_its_process_takes_no_more_agents_and_ends_with_the_last(
     agents: None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -234,13 +254,13 @@ def test_given_a_function_that_does_not_end_when_cancelled_then_its_process_take
         await host.stop()
         return result
 
-    assert asyncio.run(asyncio.wait_for(main(), 30))["reward"] == 1
+    assert asyncio.run(asyncio.wait_for(main(), PATIENCE_S))["reward"] == 1
 
 
 def test_given_a_function_that_ends_late_when_cancelled_then_its_process_stays(
     agents: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_host, "END_S", 20)
+    monkeypatch.setattr(agent_host, "END_S", PATIENCE_S)
 
     async def main() -> bool:
         host = AgentHost.of("functions")
@@ -272,7 +292,7 @@ def test_given_a_worker_that_dies_while_it_writes_then_its_process_of_agents_end
         assert host.stdin is not None
         host.stdin.write(b'{"start": 1, "agent": "users_ag')
         host.stdin.close()
-        assert host.wait(timeout=20) == -signal.SIGKILL
+        assert host.wait(timeout=PATIENCE_S) == -signal.SIGKILL
 
 
 def test_given_secrets_of_the_worker_then_no_agent_sees_them(agents: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,22 +361,21 @@ def test_given_a_group_that_is_told_after_its_cancel_then_it_is_forgotten_with_i
     asyncio.run(main())
 
 
-SLEEPERS = "sleep 1234 & sleep 1234"  # a process and its child
+SLEEPERS = " ".join([*SLEEP, "&", *SLEEP])  # a process and its child
 
 
 def running() -> int:
     count = 0
     for one in psutil.process_iter():
         try:
-            count += one.cmdline() == ["sleep", "1234"]
+            count += one.cmdline() == SLEEP
         except psutil.Error:
             continue
     return count
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Fails by the time limit of the test's own clock."""
-    limit_s = time.monotonic() + 20
+    limit_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < limit_s
         time.sleep(0.05)
@@ -396,9 +415,33 @@ def test_given_a_worker_or_its_process_of_agents_that_is_killed_then_no_command_
     [host] = worker.children()
     (worker if victim == "worker" else host).send_signal(signal.SIGKILL)
     until(lambda: running() == 0)
-    worker.wait(timeout=20)
+    worker.wait(timeout=PATIENCE_S)
     if victim == "worker":
         until(lambda: not any(tmp_path.iterdir()))
+
+
+def test_given_a_process_of_agents_that_dies_as_it_starts_a_command_then_its_worker_has_been_told_of_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start_process, begun = asyncio.create_subprocess_exec, list[int]()
+
+    async def dies(*words: str, **options: Any) -> None:
+        process = await start_process(*words, **options)
+        begun.append(process.pid)
+        process.kill()
+        await process.communicate()
+        raise RuntimeError("dead")
+
+    async def main(out: io.TextIOBase) -> None:
+        with pytest.raises(RuntimeError, match="dead"):
+            await run_command({"start": 7} | command(*SLEEP), Program(out)._tell)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", dies)
+    reads, writes = os.pipe()
+    with os.fdopen(reads) as told, os.fdopen(writes, "w") as out:
+        asyncio.run(main(out))
+        out.close()
+        assert [json.loads(line) for line in told] == [{"group": begun[0], "of": 7}]
 
 
 def test_what_is_passed_on_is_a_list_of_names() -> None:
@@ -412,6 +455,6 @@ def test_given_a_process_that_tells_no_message_then_it_is_ended_and_its_agents_f
         command = [sys.executable, "-c", says]
         told = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True)
         with pytest.raises(TrajectoryFailed, match="ended with -9;"):
-            await asyncio.wait_for(_Process(told).run(0, {}), 20)
+            await asyncio.wait_for(_Process(told).run(0, {}), PATIENCE_S)
 
     asyncio.run(main())

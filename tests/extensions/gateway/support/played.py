@@ -18,7 +18,7 @@ def openai_client(address: str, key: str, **options: Any) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, **options)
 
 
-def play(agent: HttpAgent | None, *, n: int = 1, limit_s: float = 60, **options: Any) -> Any:
+def play(agent: HttpAgent | None, *, n: int = 1, limit_s: float = 300, **options: Any) -> Any:
     """One round of a group; returns (outcome, group, life)."""
 
     async def main() -> Any:
