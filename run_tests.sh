@@ -2,7 +2,7 @@
 # Installs the locked packages, runs linters and type checker, builds the documents' site, and tests; ends with pytest's
 # summary.
 # usage: run_tests.sh [--fast | --nightly] [PYTEST_ARGUMENT ...]
-#   --fast     decisions, coroutines, planner, report and contracts, in three minutes: nothing starts Ray
+#   --fast     decisions, coroutines, planner, report and contracts, in about a minute: nothing starts Ray
 #   --nightly  all tests, and those that are too slow for every change
 # for example: run_tests.sh tests/e2e/test_partial_rollout.py
 set -euo pipefail

@@ -58,6 +58,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*valid_overrides(files), *(f"trainer.{option}" for option in trainer)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of verl's data set
 def test_given_validation_in_parts_when_loaded_then_all_prompts_are_one_batch_and_a_line_says_so(
     valid, monkeypatch, caplog
@@ -69,6 +70,7 @@ def test_given_validation_in_parts_when_loaded_then_all_prompts_are_one_batch_an
     assert "data.val_batch_size=3 is ignored" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_given_fewer_prompts_than_a_batch_when_loaded_then_the_run_ends_with_their_number(valid):
     """A class of the user's may make any number of them."""

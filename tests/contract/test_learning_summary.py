@@ -87,6 +87,7 @@ def test_a_run_that_ended_early_keeps_what_it_had_and_one_is_lost_by_its_second_
     assert pairs["lost"].to_dict() == {"a": False, "b": True, "c": False}
 
 
+@pytest.mark.slow
 def test_the_recommendation_is_the_oldest_age_at_which_every_task_is_level() -> None:
     rng = np.random.default_rng(0)
 

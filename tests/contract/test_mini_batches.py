@@ -64,6 +64,7 @@ def imbalance_of(balance: Any, trainer: Any, ranks: int, prompts: int, seed: int
     return imbalance(range(len(work)), work, ranks=ranks, rows=prompts * N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "prompts"), [(2, 2), (8, 8), (16, 4), (64, 32)])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_updates_of_a_step_are_better_balanced_than_by_verl(ranks: int, prompts: int, seed: int) -> None:
@@ -102,6 +103,7 @@ def test_updates_of_a_critic_do_not_make_several_of_the_policy_s() -> None:
     assert told == [True] and len(trainer._updates(4 * N)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", [PPOTrainer, AsyncDAPOTrainer])
 @pytest.mark.parametrize(("ranks", "prompts"), [(8, 8), (16, 16), (64, 32)])
 def test_the_planner_s_estimate_of_waiting_is_within_a_tenth(ranks: int, prompts: int, trainer: Any) -> None:

@@ -3,6 +3,8 @@
 import ast
 import difflib
 
+import pytest
+
 from tests.mutants.__main__ import FOLDERS, PROBE, ROOT
 from tests.mutants.draw import draw, mutant_of, places_in, probed
 
@@ -41,6 +43,7 @@ def test_a_small_function_has_each_kind_of_error_once_in_its_place(tmp_path) -> 
     assert probed(SOURCE, dict(enumerate(mutants)), PROBE).count("CALLED") == len(mutants)
 
 
+@pytest.mark.slow
 def test_errors_of_the_recipe_differ_from_it_in_one_place_and_are_those_of_the_seed() -> None:
     mutants = draw(ROOT, FOLDERS, 20, seed=7)
     assert [len([one for one in mutants if one.file.startswith(folder)]) for folder in FOLDERS] == [7, 7, 6]

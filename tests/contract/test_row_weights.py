@@ -150,6 +150,7 @@ def gradients(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[Tens
     return expected, plain, gradient(config, several, loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_given_trajectories_of_several_rows_then_their_gradient_is_that_of_one_row_with_entropy_and_kl(
     mode: str, config: DictConfig, monkeypatch: pytest.MonkeyPatch
@@ -159,6 +160,7 @@ def test_given_trajectories_of_several_rows_then_their_gradient_is_that_of_one_r
     assert (difference(expected, plain) > 0.1) == ROWS_COUNT[mode], "which of verl's modes count rows"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", sorted(POLICY_LOSS_REGISTRY.keys() - {"bypass_mode"} - NOT_BY_TOKEN))
 def test_given_any_loss_of_tokens_then_means_of_sequences_are_those_of_trajectories(
     loss: str, config: DictConfig, monkeypatch: pytest.MonkeyPatch

@@ -55,6 +55,7 @@ def check_what_ranks_gather(files: Path) -> None:
     assert worker.wire is None
 
 
+@pytest.mark.slow
 def test_given_two_ranks_when_all_may_be_cast_then_shards_are_cast_before_they_are_gathered(tmp_path) -> None:
     write_files(tmp_path)
     run_ranks(check_what_ranks_gather, tmp_path, ranks=RANKS)

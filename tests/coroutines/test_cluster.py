@@ -65,6 +65,7 @@ def test_given_drain_and_discard_without_filter_then_each_step_trains_on_the_nex
         assert set(cluster.trained) == {f"group-{k}" for k in range(step * batch)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [each for each in RolloutStrategy if each is not RolloutStrategy.DISCARD])
 def test_given_no_old_tokens_then_each_step_is_that_of_discard(start, strategy) -> None:
     """Filtered groups, too, start again where `fifo` did not wait for them: the longer ones have been interrupted."""

@@ -40,6 +40,7 @@ def test_given_engines_with_little_room_then_no_more_is_in_flight_than_they_have
     assert figures["capacity"] == 2 * 256, "the sequences of an engine"
 
 
+@pytest.mark.slow
 def test_given_a_limit_on_staleness_then_the_pool_follows_the_lengths_that_were_seen(start) -> None:
     cluster = start(options(**AUTO, max_staleness=2), task=Task(length_of=lambda prompt_ids: 100))
     cluster.step()
@@ -112,6 +113,7 @@ def test_given_trajectories_that_wait_for_tools_then_others_take_their_places_as
     assert metrics["async_dapo/turns/calls_s"] == pytest.approx(100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "max_num_seqs", "limit"),
     [

@@ -205,6 +205,7 @@ def test_given_a_reward_without_the_filter_metric_when_a_round_runs_then_the_err
         cluster.step()
 
 
+@pytest.mark.slow
 @STRATEGIES
 def test_given_rewards_that_hang_when_groups_are_dropped_then_the_reason_is_counted_and_steps_go_on(start, strategy):
     task = Task()
@@ -257,6 +258,7 @@ def test_given_agent_loops_that_all_cancel_themselves_then_training_ends_and_the
         cluster.step()
 
 
+@pytest.mark.slow
 def test_given_fewer_tokens_a_round_than_any_response_has_then_training_ends_and_the_option_is_named(start) -> None:
     opts = options(
         rollout_strategy=RolloutStrategy.PARTIAL,

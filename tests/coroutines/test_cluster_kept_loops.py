@@ -30,6 +30,7 @@ LIMITED = {"max_tokens_per_round": 10, "max_concurrent_prompts": 4}  # loops res
 SEEN = ("calls/kept_loops", "calls/lost_loops", "partial/resumed_groups", "partial/diverged_tokens")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("changes", "about"),
@@ -48,6 +49,7 @@ def test_given_room_for_all_when_rounds_stop_then_every_loop_is_begun_once(
     assert totals["partial/diverged_tokens"] == totals["calls/lost_loops"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("most", [0, 2])
 def test_given_no_room_for_some_when_rounds_stop_then_those_run_again(start, most: int, seed: int) -> None:

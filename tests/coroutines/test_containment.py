@@ -106,6 +106,7 @@ def test_given_a_tool_of_verl_s_that_exits_then_its_call_has_an_error(error, is_
     assert asyncio.run(main()) is Verdict.VALID and told == [repr(error)] * N
 
 
+@pytest.mark.slow
 @exits
 @kinds
 @pytest.mark.parametrize("keeps_state", [True, False])

@@ -237,6 +237,7 @@ async def is_stored(held: Any, returned: list[Any], *, by_process: bool) -> Any:
     return list_of_dict_to_tensordict([fields for _, fields, _ in rows_of(held)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_process", [True, False])
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{type(number).__module__}.{type(number).__name__}")
 async def test_every_kind_of_number_is_a_score_and_a_metric(number: Any, by_process: bool) -> None:

@@ -132,6 +132,7 @@ class Callers:
             assert outputs[-1].extra_fields["finish_reason"] == ("stop" if len(tokens) == LENGTH_TOK else "length")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream_interval", [1, 2, 4])
 @at_each(range(60))
 async def test_given_any_requests_aborts_stops_and_versions_then_each_token_is_delivered_once_and_a_stop_holds(

@@ -64,6 +64,7 @@ async def test_given_an_engine_that_stands_still_then_it_is_lost_and_its_request
     await asyncio.sleep(LENGTH_TOK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pause_s", [0.0, 3 * LIMIT_S])
 async def test_given_a_slow_engine_or_one_that_has_been_stopped_for_long_then_it_is_not_lost(monkeypatch, pause_s):
     world = World(monkeypatch, token_s=0.9 * LIMIT_S)

@@ -166,6 +166,7 @@ async def interrupted_every(
         await it.balancer_handle.open.remote()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool_s", [1.5, 30.0])  # within a round, and many rounds long
 @pytest.mark.parametrize(
     ("loop_class", "turns", "calls", "period_s"),

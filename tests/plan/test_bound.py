@@ -38,6 +38,7 @@ def test_given_no_filter_or_one_answer_then_no_group_is_generated_in_vain() -> N
     assert bound_of(alone) == bound_of(alone, filters=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sync", "partial", "discard"])
 def test_given_any_system_then_its_steps_take_at_least_the_bound_in_the_mean(name: str) -> None:
     setting = small_scenario()

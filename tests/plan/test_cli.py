@@ -39,6 +39,7 @@ def plan(tmp_path_factory):
     return json.loads(path.read_text()), printed.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit_tok", "is_said"), [(2048, True), (1024, False), (600, False)])
 def test_given_lengths_that_another_limit_has_cut_then_that_is_said(tmp_path, capsys, limit_tok, is_said):
     """Lengths that are cut at the limit asked about, or above it, tell all that is needed."""
@@ -53,6 +54,7 @@ def test_given_lengths_that_another_limit_has_cut_then_that_is_said(tmp_path, ca
     assert said is is_said
 
 
+@pytest.mark.slow
 def test_given_inputs_then_every_system_strategy_and_rule_has_a_row(plan):
     document, printed = plan
     ours = {(row["strategy"], row["stop_rule"]) for row in document["rows"] if not row["is_baseline"]}
@@ -97,6 +99,7 @@ def test_given_two_processes_then_rows_are_the_same_and_each_is_told(tmp_path, c
 QWEN3_5 = {"model": "qwen3.5-35b-a3b", "tensor-parallel-size": 2, "gpu-memory-utilization": 0.8, "engine": "measured"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "why"),
     [

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from recipe.async_dapo.core import concurrency, leases, over_sampling, pool, round, staleness, stop_rules
 from recipe.async_dapo_lab.plan import group_simulation
 from recipe.async_dapo_lab.plan.systems import recipe
@@ -39,6 +41,7 @@ def test_given_a_simulated_run_then_production_makes_every_decision(monkeypatch)
     assert calls == set(SEAMS)
 
 
+@pytest.mark.slow
 def test_given_no_ray_verl_or_torch_then_the_plan_still_runs():
     program = (
         "import sys\n"

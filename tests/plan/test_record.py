@@ -77,6 +77,7 @@ def record(metrics, tmp_path) -> Record:
     return read_record(logged(tmp_path / "metrics.jsonl", metrics))
 
 
+@pytest.mark.slow
 def test_given_a_record_then_the_engines_are_fitted_so_that_its_step_comes_out(record):
     fitted = fit(record, JOB | {"length_correlation": 0.5}, None)
     assert fitted.mode == "verl colocate_async"
@@ -89,6 +90,7 @@ def test_given_a_record_then_the_engines_are_fitted_so_that_its_step_comes_out(r
     assert not fitted.doubts and "valid_share" not in fitted.assumed and "max_num_seqs" in fitted.assumed
 
 
+@pytest.mark.slow
 def test_what_the_user_says_wins_over_the_record(record):
     given = JOB | {"valid_share": 0.5, "length_median_tok": 300.0, "length_sigma": 0.5}
     fitted = fit(record, given, "sync")
@@ -97,6 +99,7 @@ def test_what_the_user_says_wins_over_the_record(record):
     assert (fitted.inputs.valid_share, fitted.inputs.length_median_tok) == (0.5, 300.0)
 
 
+@pytest.mark.slow
 def test_given_half_of_the_fields_then_the_rest_is_assumed_and_named(metrics, tmp_path):
     """Only whole steps and mean lengths: the engines are fitted to the step, training is by arithmetic."""
     few = [{key: step[key] for key in ("timing_s/step", "response_length/mean")} for step in metrics]
@@ -106,6 +109,7 @@ def test_given_half_of_the_fields_then_the_rest_is_assumed_and_named(metrics, tm
     assert {"length_sigma", "length_correlation", "updates"} - fitted.assumed.keys() == {"updates"}
 
 
+@pytest.mark.slow
 def test_a_record_of_verls_sync_mode_tells_its_mode_and_counts_the_valid_groups_that_it_threw_away(metrics, tmp_path):
     """verl logs no count of a step that filters nothing, and staleness of 0."""
     filtering = {FILTERED: 4.0, SURPLUS: 12.0}
@@ -157,6 +161,7 @@ def test_every_form_of_a_record_reads_the_same(record, metrics, tmp_path, form):
     assert read.mode == record.mode and len(read.steps) == len(record.steps)
 
 
+@pytest.mark.slow
 def test_what_no_run_can_have_logged_is_said(metrics, tmp_path):
     changed = [step | {"perf/total_num_tokens": 40_000.0, "perf/throughput": 10.0} for step in metrics]
     changed[5]["timing_s/update_actor"] = 2 * changed[5]["timing_s/step"]
@@ -189,6 +194,7 @@ def test_a_record_that_cannot_be_planned_from_says_what_to_give(metrics, tmp_pat
         fit(read_record(logged(tmp_path / "bad.jsonl", steps)), JOB | given, mode)
 
 
+@pytest.mark.slow
 def test_the_command_promises_a_ratio_with_its_range(metrics, tmp_path):
     path, printed = tmp_path / "plan.json", io.StringIO()
     job = [word for key, value in JOB.items() for word in (f"--{key.replace('_', '-')}", str(value))]
@@ -209,6 +215,7 @@ def test_given_strategies_without_the_default_then_a_record_is_refused_before_it
     assert "strategies=discard: with --record they must include partial" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_half_that_cannot_be_fitted_loses_its_part_of_the_range_alone(record):
     fitted = fit(record, JOB, None)
     slow = {**record.steps[0], "timing_s/gen": 1e6, "timing_s/step": 2e6}

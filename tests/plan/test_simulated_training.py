@@ -42,6 +42,7 @@ OTHER_SYSTEMS = {
 }
 
 
+@pytest.mark.slow
 @costly()
 @given(OPTIONS, st.integers(0, 99), st.sampled_from([0.0, 1.5]))
 def test_given_any_options_then_every_generated_token_is_accounted_for(options, seed, reward_s):
@@ -56,6 +57,7 @@ def test_given_another_system_then_every_generated_token_is_accounted_for(name):
     assert_nothing_vanished(TrainingRun(small_scenario(), OTHER_SYSTEMS[name]), steps=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER_SYSTEMS)
 def test_given_a_seed_when_simulated_twice_then_every_number_is_the_same(name):
     first, second = (simulate(small_scenario(seed=3), OTHER_SYSTEMS[name]) for _ in range(2))
@@ -73,6 +75,7 @@ def test_given_staleness_limit_then_no_loss_token_is_older_and_what_is_older_is_
     assert max(step.staleness_max for step in bound) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_staleness", [1, 2, 4])
 @pytest.mark.parametrize("valid_share", [0.4, 0.8])
 def test_given_a_pool_that_sizes_itself_and_a_long_tail_then_no_token_is_masked(max_staleness, valid_share):
@@ -108,7 +111,8 @@ def test_given_retired_groups_then_their_prompts_and_no_others_are_answered_anew
     assert answered == retired
 
 
-@pytest.mark.parametrize("pool_size", [pytest.param(256, marks=pytest.mark.slow), "auto"])
+@pytest.mark.slow
+@pytest.mark.parametrize("pool_size", [256, "auto"])
 def test_given_many_more_prompts_than_a_step_trains_when_none_may_be_kept_then_each_has_its_turn(pool_size):
     options = {"rollout_strategy": "partial", "max_staleness": 0, "over_sampling_batch_size": 128}
     run = TrainingRun(small_scenario(), recipe("many", rollout_pool_size=pool_size, **options))
@@ -128,6 +132,7 @@ def test_given_completion_order_and_forgotten_prompts_then_training_prefers_shor
     assert biased.trained_len_tok < 0.85 * natural
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "better",
     [
@@ -145,6 +150,7 @@ def test_given_anything_better_then_a_step_is_shorter(better):
     assert mean_step(small_scenario(**better), recipe("default")).step_s < worse.step_s
 
 
+@pytest.mark.slow
 def test_given_a_full_cache_then_preemptions_are_counted_and_cost_time():
     tight = small_scenario(gpu_memory_utilization=0.158)
     roomy = small_scenario()

@@ -27,6 +27,7 @@ def captions(html: str) -> list[str]:
     return re.findall(r"<figcaption>(.*?)</figcaption>", html)
 
 
+@pytest.mark.slow
 def test_a_run_has_a_curve_of_everything_that_it_has_logged_more_than_once(tmp_path):
     run = Run.load(write_recipe_run(tmp_path / "run"))
     assert captions(curves([run], "a")) == list(CURVES)
@@ -36,6 +37,7 @@ def test_a_run_has_a_curve_of_everything_that_it_has_logged_more_than_once(tmp_p
     assert captions(curves([run], "a")) == [title for title in CURVES if "Entropy" not in title]
 
 
+@pytest.mark.slow
 def test_several_data_sources_have_a_line_each_and_so_have_several_runs(tmp_path):
     run = Run.load(write_recipe_run(tmp_path / "run"))
     assert "math/acc" not in curves([run], "a"), "one line needs no name"
@@ -71,6 +73,7 @@ def test_answers_are_shown_of_the_first_a_middle_and_the_last_validation_with_no
     assert as_html([]) == ""
 
 
+@pytest.mark.slow
 def test_the_page_has_the_answers_and_what_was_run_with_a_command_that_can_be_given_again(tmp_path):
     folder = write_recipe_run(tmp_path / "run")
     launch = {"overrides": ["data.train_files='a b.parquet'", "trainer.nnodes=1"], "folder": "/home/me"}
@@ -114,6 +117,7 @@ def test_the_file_of_verls_logger_is_taken_as_it_is(tmp_path, capsys):
         report.main([str(named)])
 
 
+@pytest.mark.slow
 def test_a_page_that_is_watched_is_written_again_with_what_came_and_renewed_by_the_browser(tmp_path, monkeypatch):
     folder = write_recipe_run(tmp_path / "run", steps=4)
     seen = []

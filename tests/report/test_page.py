@@ -61,6 +61,7 @@ def text(both: tuple[Path, Path]) -> str:
     return write_report(both).read_text()
 
 
+@pytest.mark.slow
 def test_the_page_is_well_formed_and_loads_nothing(text: str) -> None:
     outline = Outline(text)
     assert outline.open == [] and len(outline.ids) == len(set(outline.ids))

@@ -30,6 +30,7 @@ def echoed(output: Items) -> list[Items]:
     return [output, dumped, dumped[1:], [plain], [hidden, {"role": "assistant", "content": "I add."}, plain]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("form", range(5))
 def test_given_reasoning_a_call_and_its_result_then_its_turns_are_one_chain_as_sampled(
@@ -93,6 +94,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", REFUSED)
 def test_given_a_request_that_cannot_be_served_then_its_agent_is_told_why_and_may_go_on(what: str) -> None:
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:

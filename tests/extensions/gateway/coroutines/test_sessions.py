@@ -18,7 +18,7 @@ from recipe.async_dapo.extensions.gateway.session import Session
 from ....support.rollout_world import reread
 from ..support.world import QUESTION, TOKENIZER, Life, check_rows, new_group, rows_of, shown
 
-EPISODES = [pytest.param(number, marks=[pytest.mark.nightly] if number >= 24 else []) for number in range(250)]
+SEEDS = [pytest.param(seed, marks=[pytest.mark.nightly] if seed >= 24 else []) for seed in range(250)]
 
 
 async def ask(session: Session, messages: list[Any]) -> dict[str, Any]:
@@ -70,13 +70,13 @@ async def finished(life: Life, group: PromptGroup) -> list[Any]:
     return rows_of(group)
 
 
-@pytest.mark.parametrize("episode", EPISODES)
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", AGENTS)
 async def test_given_stops_losses_and_kills_then_rows_are_as_without_them_and_each_turn_is_sampled_once(
-    name: str, episode: int
+    name: str, seed: int
 ) -> None:
     agent, chains = AGENTS[name]
-    random, whole = Random(episode), new_group()
+    random, whole = Random(seed), new_group()
     expected = await finished(Life(agent), whole)
     group, life = new_group(), Life(agent)
     for _ in range(200):

@@ -95,6 +95,7 @@ def test_given_a_restart_then_history_and_deferred_prompts_go_on_where_they_were
     assert not due & {one.group.uid for one in again.source.deferred}, "what was deferred has not come back"
 
 
+@pytest.mark.slow
 def test_given_a_restart_that_selects_by_no_history_then_deferred_prompts_still_come_when_they_are_due(start) -> None:
     cluster = with_deferred_prompts(start, replace(BY_HISTORY, defer_steps=5))
     cluster.options = replace(cluster.options, selection=UNIFORM, extensions=())

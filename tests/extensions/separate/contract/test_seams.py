@@ -21,6 +21,7 @@ from ..support.separate_cluster import SeparateCluster, separate_options
 EXTENSION = "recipe.async_dapo.extensions.separate"
 
 
+@pytest.mark.slow
 def test_a_process_that_gets_a_handle_of_an_actor_imports_nothing_that_is_heavy() -> None:
     assert_imports_without(HEAVY, (f"{EXTENSION}.balancer", f"{EXTENSION}.coordinator"))
 

@@ -90,6 +90,7 @@ def test_given_filtered_groups_and_a_checkpoint_before_a_step_s_batch_then_its_f
     assert cluster.buffer._num_gen_batches == {"": 1}
 
 
+@pytest.mark.slow
 @STRATEGIES
 def test_given_updates_while_batches_are_handed_over_then_each_time_and_each_token_is_told_once(start, strategy):
     """The time of an engine that drains begins with the drain."""
@@ -108,6 +109,7 @@ def test_given_updates_while_batches_are_handed_over_then_each_time_and_each_tok
     assert sum(load.generated_tok for stats in told for load in stats.loads.values()) == sum(map(len, generated))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transfer_s", [0.1, 3.0, 20.0])
 def test_given_engines_that_are_updated_then_requests_that_they_hold_go_on_where_they_are(start, transfer_s) -> None:
     """The property would not notice if a request was sent away and its prompt computed again."""
@@ -123,6 +125,7 @@ def test_given_engines_that_are_updated_then_requests_that_they_hold_go_on_where
     assert cluster.step()["async_dapo/partial/reprefilled_tokens"] > 0, "a stop has ended them"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looser", [None, 6])
 @STRATEGIES
 def test_given_a_checkpoint_of_a_looser_limit_then_what_is_too_stale_is_handed_over_late_and_steps_go_on(
@@ -157,6 +160,7 @@ async def broken(*_: object) -> None:
     raise RuntimeError("broken")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["fails", "hangs", "stop_generation"])
 @STRATEGIES
 def test_given_weights_that_cannot_be_brought_then_their_engine_is_ended_and_the_trainer_does_not_wait(

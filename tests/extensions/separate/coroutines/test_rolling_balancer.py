@@ -54,6 +54,7 @@ async def test_given_an_engine_that_is_removed_while_others_are_asked_then_it_ha
     assert stats.loads.keys() == {"b"} and stats.servers == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(15), *MORE_SEEDS])
 async def test_given_any_order_of_events_then_all_answers_are_whole_and_engines_have_the_newest_weights(
     monkeypatch, seed

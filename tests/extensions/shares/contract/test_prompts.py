@@ -49,17 +49,20 @@ def drawn(loaded: Loaded, counts: dict[str, int]) -> list[int]:
     return [group.prompt["extra_info"]["index"] for group in groups]
 
 
+@pytest.mark.slow
 def test_each_pass_over_a_source_has_all_its_prompts_once_in_another_order(files) -> None:
     loaded = Loaded(*files, "async_dapo.sources={sums: 1, code: 3}")
     first, second = (drawn(loaded, COUNTS) for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(16)) and first != second
 
 
+@pytest.mark.slow
 def test_rows_come_as_they_are_in_the_data_where_nothing_is_shuffled(files) -> None:
     loaded = Loaded(*files, "async_dapo.sources=balanced", "data.shuffle=False")
     assert drawn(loaded, {"sums": 3, "code": 5}) == [0, 1, 2, 12, 13, 14, 15, 12]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_next_prompt_of_each_source(files) -> None:
     overrides = (*files, "async_dapo.sources=balanced", "data.seed=3")
     run, other = Loaded(*overrides), Loaded(*overrides)
@@ -68,11 +71,13 @@ def test_a_run_goes_on_with_the_next_prompt_of_each_source(files) -> None:
     assert begun + drawn(run, {"sums": 7, "code": 1}) == begun + drawn(other, {"sums": 7, "code": 1})
 
 
+@pytest.mark.slow
 def test_balanced_has_the_shares_of_the_data(files) -> None:
     mix = Loaded(*files, "async_dapo.sources=balanced").replay_buffer._mix
     assert isinstance(mix, SourceMix) and mix.targets == {"sums": 6, "code": 2}
 
 
+@pytest.mark.slow
 def test_a_source_that_the_data_do_not_have_ends_the_run_as_they_are_loaded(files) -> None:
     with pytest.raises(ConfigError, match=r"^async_dapo.sources=.*the data have no source 'cod'; theirs are 'code'"):
         Loaded(*files, "async_dapo.sources={sums: 1, cod: 1}")

@@ -79,6 +79,7 @@ def trained(cluster: MixedCluster, steps: int) -> list[Counter[str]]:
     return found
 
 
+@pytest.mark.slow
 @STRATEGIES
 @pytest.mark.parametrize("rule", list(StopRuleName))
 def test_each_step_has_the_shares_whatever_ends_first(start, strategy: RolloutStrategy, rule: StopRuleName) -> None:

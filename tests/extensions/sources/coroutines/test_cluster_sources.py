@@ -46,6 +46,7 @@ def check(cluster: Cluster, step: dict[str, float]) -> None:
         assert step[f"{SOURCE}{name}/trained"] >= trained[name]
 
 
+@pytest.mark.slow
 @STRATEGIES
 def test_in_each_step_the_sources_are_the_ledger(start, strategy: RolloutStrategy) -> None:
     cluster = start(opts(strategy), Mixed, task=random_task(1))
