@@ -24,7 +24,6 @@ from .core.staleness import VersionTag
 from .core.trajectory import PromptGroup, Trajectory
 from .runtime.actor_watch import watched
 
-PIXELS = "pixels"  # of a group's pictures; empty but in one of its rows
 TRAIN, VAL = "train", "val"
 _NAMES = """
     prompts responses prompt_ids response_ids response_mask response_logprobs rollout_log_probs reward_score rm_scores
@@ -177,10 +176,10 @@ def read_fields(batch: KVBatchMeta, fields: list[str]) -> dict[str, list[torch.T
     return {name: list(data[name].unbind()) for name in fields}
 
 
-def read_pixels(key: str) -> dict[str, torch.Tensor]:
-    """What `PictureInputs` has left in a row."""
-    data = tq.kv_batch_get(keys=[key], partition_id=TRAIN, select_fields=[PIXELS])
-    return data[PIXELS][0]
+def read_object(key: str, field: str) -> Any:
+    """What `ModelInputs` has left in a row for training, where that is no tensor."""
+    data = tq.kv_batch_get(keys=[key], partition_id=TRAIN, select_fields=[field])
+    return data[field][0]
 
 
 def write_field(batch: KVBatchMeta, field: str, rows: Iterable[torch.Tensor]) -> None:

@@ -71,6 +71,18 @@ def test_given_a_ticket_then_it_carries_no_tokens_whether_a_worker_or_a_checkpoi
         assert ticket.unfinished == 2
 
 
+def test_given_a_fresh_group_when_it_is_large_then_its_ticket_holds_a_reference():
+    """As one with pictures is."""
+    small, large = (
+        PromptGroup(uid="group", prompt={"text": "x" * size}, drawn_at_step=1, trajectories=[Trajectory(session_id=0)])
+        for size in (1, parking.MOST_SENT_BYTES)
+    )
+    assert isinstance(parking.ticket_of(small).content, bytes)
+    assert isinstance(parking.ticket_of(large).content, StoredObject)
+    for group in (small, large):
+        assert asyncio.run(parking.unpark(parking.ticket_of(group))) == group and group.parked is None
+
+
 def test_given_a_node_that_does_not_send_the_tokens_when_a_checkpoint_wants_them_then_it_says_so(monkeypatch) -> None:
     def get(reference: StoredObject, timeout: float) -> None:
         assert 0 < timeout < 3600

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.record.checkpoint_folder import read_pool
 from recipe.async_dapo.record.keys import DRAFT_TOK_PER_STEP, FRESH_K3_KL
 from recipe.async_dapo_lab.gpu_check.families import TinyModel, add_head, glm4_moe, picture, qwen2_5_vl, qwen3_moe
@@ -40,15 +41,18 @@ COLOCATED = (
     f"async_dapo.max_tokens_per_round={(SHORT_TOK + LONG_TOK) // 2}",
 )
 LOOPS = f"- name: two_lengths\n  _target_: {AnswersOfTwoLengths.__module__}.{AnswersOfTwoLengths.__qualname__}\n"
+WITH_PICTURES = (
+    (qwen2_5_vl, True, PICTURES_K3, COLOCATED),
+    (qwen2_5_vl, True, PICTURES_K3, SEPARATE),
+    (qwen3_vl, True, PICTURES_K3, COLOCATED),
+)
 LEAST_DRAFTED = 1.1  # tokens a step, of at most two; a random head's are 1.01
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        (qwen2_5_vl, True, PICTURES_K3, COLOCATED),
-        (qwen2_5_vl, True, PICTURES_K3, SEPARATE),
-        (qwen3_vl, True, PICTURES_K3, COLOCATED),
+        *(WITH_PICTURES if "pictures" in declared() else ()),
         (qwen3_moe, False, TEXT_K3, (*COLOCATED, "actor_rollout_ref.rollout.enable_rollout_routing_replay=True")),
         (glm4_moe, False, TEXT_K3, (*COLOCATED, "async_dapo.drafts=mtp")),
     ],

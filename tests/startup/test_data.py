@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import DictConfig
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup.data_check import Prompts, check_data
@@ -234,7 +235,9 @@ class Mine(RLHFDataset):
     [
         (
             "row['raw_prompt'] = [{'role': 'user', 'content': [{'type': 'image'}]}]",
-            "has prompts with pictures: a qwen3 cannot be shown pictures",
+            "has prompts with pictures: a qwen3 cannot be shown pictures"
+            if "pictures" in declared()
+            else "has ['image']: extensions/pictures is not in this copy; copy that folder too, or take prompts and a",
         ),
         (
             "row['raw_prompt'][0]['content'] = [{'type': 'video'}, {'type': 'audio'}]",

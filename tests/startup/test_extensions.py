@@ -7,10 +7,13 @@ import pytest
 from recipe.async_dapo.config import extensions
 from recipe.async_dapo.config.extensions import SERVED
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.rollout.codec import codec
 from recipe.async_dapo.startup.agent_loop_check import _import
 from recipe.async_dapo.startup.preflight import check_all, findings
+from recipe.async_dapo_lab.gpu_check.families import TinyModel
 
 from ..support.composed_runs import of_options, refusal
+from ..support.families import qwen3_vl
 
 VALUES = {"async_dapo.sources": "balanced"}  # of options that any value chooses
 
@@ -19,9 +22,11 @@ VALUES = {"async_dapo.sources": "balanced"}  # of options that any value chooses
 def bare_copy(monkeypatch, tmp_path) -> Iterator[None]:
     """Without any extension."""
     monkeypatch.setattr(extensions, "FOLDER", tmp_path)
-    extensions.declared.cache_clear()
+    for found in (extensions.declared, codec):
+        found.cache_clear()
     yield
-    extensions.declared.cache_clear()
+    for found in (extensions.declared, codec):
+        found.cache_clear()
 
 
 @pytest.mark.usefixtures("bare_copy")
@@ -57,3 +62,13 @@ def test_a_copy_without_further_checks_refuses_what_would_lose_steps_and_prompts
     )
     template = "actor_rollout_ref.model.custom_chat_template=alike"
     assert refusal(run, template).startswith(f"{template}: is the text of a template, and makes the same tokens")
+
+
+@pytest.mark.usefixtures("bare_copy")
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")  # of processors
+def test_a_copy_without_pictures_refuses_by_name_a_model_that_is_shown_them(run, tmp_path):
+    assets = TinyModel(make=qwen3_vl, has_pictures=True).write(tmp_path)
+    data = (f"data.train_files={assets.train_file}", f"data.val_files={assets.validation_file}")
+    told = "extensions/pictures is not in this copy; copy that folder too, or take prompts and a model of text"
+    model = f"actor_rollout_ref.model.path={assets.model}"
+    assert refusal(run, model, *data) == f"{model}: a qwen3_vl is trained as a model of pictures: {told}"

@@ -7,11 +7,13 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.engine_workers import TrainingWorker
 
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
-from recipe.async_dapo.weights.position_ids import PositionsTrainingWorker
+from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 
 
-def assert_policies_read_positions(monkeypatch: pytest.MonkeyPatch, trainer_class: type[AsyncDAPOTrainer]) -> None:
-    """Workers of policies are those that read position ids of pictures; a critic's stay verl's."""
+def assert_policies_have_the_recipes_worker(
+    monkeypatch: pytest.MonkeyPatch, trainer_class: type[AsyncDAPOTrainer]
+) -> None:
+    """A critic's stays verl's."""
     verls = ray.remote(TrainingWorker)
     monkeypatch.setattr(PPOTrainer, "_init_resource_pool_mgr", lambda self: None)
     trainer = trainer_class.__new__(trainer_class)
@@ -24,4 +26,4 @@ def assert_policies_read_positions(monkeypatch: pytest.MonkeyPatch, trainer_clas
     assert trainer.role_worker_mapping[Role.Critic] is verls  # whose methods verl's controller calls by name
     for role in (Role.Actor, Role.RefPolicy):
         chosen = trainer.role_worker_mapping[role].__ray_metadata__.modified_class
-        assert chosen.actor_worker_cls is chosen.ref_worker_cls is PositionsTrainingWorker
+        assert issubclass(chosen, AsyncDAPOActorRolloutRefWorker)

@@ -36,6 +36,8 @@ class Declared:
         source: makes, of the recipe's options and the `Source` that it draws from, a `Source` of `training/source.py`,
             which observes, too. Of several, each draws from the one before.
         correction: makes, of training workers, configuration and options, the `Correction` of `training/passes.py`.
+        codec: makes the `Codec` of `rollout/codec.py`; at most one in a copy.
+        training_worker: a subclass of verl's `TrainingWorker`, of which each policy's is one; several are combined.
         wire: `wire(config, options)`, called once, in the first actor, before anything is built.
     """
 
@@ -47,6 +49,8 @@ class Declared:
     observer: str = ""
     source: str = ""
     correction: str = ""
+    codec: str = ""
+    training_worker: str = ""
     wire: str = ""
 
 
@@ -96,6 +100,11 @@ def missing(target: str) -> str | None:
     return name if target.startswith(f"{PACKAGE}.") and name not in declared() else None
 
 
+def not_in_copy(name: str, otherwise: str) -> str:
+    """What to do where an extension that is needed is not in this copy."""
+    return f"extensions/{name} is not in this copy; copy that folder too, or {otherwise}"
+
+
 def check_in_copy(config: DictConfig) -> None:
     """
     Raises:
@@ -103,7 +112,7 @@ def check_in_copy(config: DictConfig) -> None:
     """
     for one in SERVED:
         if one.is_chosen(config) and one.extension not in declared():
-            remedy = f"extensions/{one.extension} is not in this copy; copy that folder too, or choose another value"
+            remedy = not_in_copy(one.extension, "choose another value")
             raise ConfigError(one.key, OmegaConf.select(config, one.key), remedy)
 
 

@@ -29,9 +29,9 @@ from ..engines.client import AsyncDAPOLLMClient
 from ..record.plain_values import DATA_SET, to_plain
 from ..runtime.containment import contain_tasks
 from ..store import FIELDS
+from .codec import codec
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import park_interrupted, ticket_of
-from .pictures import packed
 from .reports import RoundRecord, WorkerReport
 from .worker import AsyncDAPOAgentLoopWorker
 
@@ -52,7 +52,7 @@ def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:
     Raises:
         ConfigError: naming a column that no checkpoint could hold, or whose name is taken.
     """
-    prompt = packed({key: value for key, value in row.items() if key not in ("uid", "validate")})
+    prompt = codec().pack({key: value for key, value in row.items() if key not in ("uid", "validate")})
     if taken := sorted(TAKEN_NAMES & prompt.keys()):
         raise ConfigError(DATA_SET, taken, "columns with names that verl or this recipe uses; rename or drop them")
     plain = to_plain(prompt, source=DATA_SET)  # now rather than when a checkpoint is due

@@ -23,8 +23,8 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from ..core.round_groups import WaitingGroup
 from ..core.trajectory import PromptGroup
-from .pictures import has_pictures
 
+MOST_SENT_BYTES = 2**15  # of a group that passes the coordinator itself; one with pictures is larger
 FETCH_TIMEOUT_S = 300.0  # of one group, some megabytes at most, or until a worker has parked all of its groups
 
 
@@ -104,16 +104,16 @@ def _fetch(place: Any, uid: str) -> Any:
 
 
 def ticket_of(group: PromptGroup) -> WaitingGroup:
-    """What a lane needs to run a group. Its tokens are parked with it, and pictures do not pass the coordinator."""
+    """What a lane needs to run a group: where it is, or a fresh one itself, if that is small."""
     park(group)
-    place = _place_of(group)
-    if place is None and has_pictures(group.prompt.get("raw_prompt")):
+    place, content = _place_of(group), b""
+    if place is None and len(content := pickle.dumps(group, protocol=5)) > MOST_SENT_BYTES:
         place = ray.put(group)
     return WaitingGroup(
         prompt_uid=group.uid,
         unfinished=len(group.unfinished),
         is_certain=group.is_certain,
-        content=pickle.dumps(group, protocol=5) if place is None else place,  # the group, or where it is
+        content=content if place is None else place,
         ages=() if place is None else _ages(group),
         has_begun=group.has_started,
         source=group.source,

@@ -21,7 +21,7 @@ from ..core.outcome import Cause, TrajectoryFailed
 from ..record.plain_values import AGENT_LOOP, to_plain
 from ..runtime.aio import LimitReached, on_thread, within
 from ..runtime.containment import value_of
-from .pictures import PROMPTS_ONLY
+from .codec import PROMPTS_ONLY
 
 logger = logging.getLogger(__name__)
 

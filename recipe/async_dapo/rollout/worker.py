@@ -28,9 +28,9 @@ from ..runtime.verl_version import check_versions
 from ..store import join_queue
 from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
+from .codec import check_shown, codec
 from .group_rollout import GroupRollout, leaves
 from .parking import park_all, unpark
-from .pictures import PictureInputs, check_seen, opened, without_pictures
 from .reports import WorkerReport
 from .reward import RewardScorer, ScoringWorker
 from .reward_process import shortened
@@ -186,9 +186,9 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
     async def _store(self, spec: RoundSpec, group: PromptGroup) -> None:
         partition_id = store.VAL if spec.validates else store.TRAIN
-        is_of_text = spec.validates or self.processor is None  # nothing is computed of a validation
-        inputs_of = store.text_inputs if is_of_text else await PictureInputs.of(group, self)
-        rows = replace(group, prompt=without_pictures(group.prompt))
+        # Nothing is computed of a validation.
+        inputs_of = store.text_inputs if spec.validates else await codec().inputs(group, self)
+        rows = replace(group, prompt=codec().strip(group.prompt))
         await store.put_group(rows, partition_id=partition_id, inputs_of=inputs_of)
 
     async def _interrupt_on_stop(self, spec: RoundSpec, rollout: GroupRollout) -> None:
@@ -209,12 +209,12 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         }
 
         async def run(group: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-            prompt = {"agent_name": rollout.agent.default_agent_loop} | opened(group.prompt)
+            prompt = {"agent_name": rollout.agent.default_agent_loop} | codec().open(group.prompt)
             make = partial(self._agent_loops.make, prompt.pop("agent_name"))
             names = {"uid": group.uid, "session_id": trajectory.session_id}
             outputs = await self._kept_loops.run(make, dict(sampling_params), **names, **prompt)
             for output in outputs:
-                check_seen(output.multi_modal_data, group.prompt.get("raw_prompt"))
+                check_shown(output.multi_modal_data, group.prompt.get("raw_prompt"))
             return outputs
 
         return run

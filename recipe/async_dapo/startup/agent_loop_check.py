@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
-from ..config.extensions import missing
+from ..config.extensions import missing, not_in_copy
 from ..config.values import ConfigError, check_choice
 from ..runtime.containment import contained
 from .verl_options import listed
@@ -81,10 +81,10 @@ def check_name(config: DictConfig, key: str, name: str) -> None:
         check_choice(key, name, sorted(known))
 
 
-def shows_pictures(config: DictConfig, name: str) -> bool:
-    """Whether a loop shows the policy the pictures of a prompt; a class that does not says `shows_pictures = False`."""
+def loop_class(config: DictConfig, name: str) -> Any:
+    """The class of an agent loop that the file of agent loops names; None of verl's."""
     entry = _named_loops(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).get(name)
-    return entry is None or getattr(_import(entry, name), "shows_pictures", True)
+    return None if entry is None else _import(entry, name)
 
 
 def tool_schemas(config: DictConfig) -> list[dict[str, Any]]:
@@ -141,9 +141,7 @@ def _options_of(entry: Any) -> dict[str, Any]:
 def _import(entry: dict[str, Any], name: str) -> Any:
     key, target = f"{_LOOP_FILE}, `_target_` of {name}", entry["_target_"]
     if extension := missing(str(target)):
-        raise ConfigError(
-            key, target, f"extensions/{extension} is not in this copy; copy that folder too, or choose another class"
-        )
+        raise ConfigError(key, target, not_in_copy(extension, "choose another class"))
     try:
         with contained():
             found = hydra.utils.get_object(target)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from importlib.util import find_spec
 from io import StringIO
 from typing import Any
 
@@ -26,7 +25,6 @@ from .agent_loop_check import (
     check_name,
     first_line,
     may_score_itself,
-    shows_pictures,
     tool_schemas,
 )
 from .model_check import load_by_verl
@@ -35,7 +33,6 @@ SAMPLE_ROWS = 512  # of an option's files together; where they have no more, all
 _LONGEST = 16  # prompts, by their bytes, that are looked at, too
 PICTURE_SAMPLE_ROWS = 64  # to prepare pictures takes tenths of a second each
 SOURCE, ANSWER = "data_source", "reward_model"  # verl's reward managers read these columns by name
-UNSEEN = "training sees no videos and no audio; leave them out"
 COLUMNS = (
     "verl reads four columns: prompt=[{{'role': 'user', 'content': TEXT}}] (data.prompt_key={}), data_source=TEXT, "
     "reward_model={{'ground_truth': ANSWER}}, extra_info; docs/your_own.md makes them"
@@ -50,25 +47,6 @@ _OTHER_SAMPLES = (
 )
 
 
-# Classes whose pictures training has been tried with; all use Qwen's processors.
-PICTURE_MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-_NEED_PICTURES = PICTURE_MODELS[:2]
-_PICTURE_PACKAGES = ("qwen-vl-utils", "torchvision")
-
-
-def no_pictures(model: Any) -> str:
-    """Why the model can be shown no pictures; empty if it can.
-
-    Args:
-        model: verl's `HFModelConfig`.
-    """
-    if (kind := model.hf_config.model_type) not in PICTURE_MODELS:
-        return f"a {kind} cannot be shown pictures; take one of {', '.join(PICTURE_MODELS)}, or leave them out"
-    if missing := [name for name in _PICTURE_PACKAGES if find_spec(name.replace("-", "_")) is None]:
-        return f"pictures need packages that are not installed; run: pip install {' '.join(missing)}"
-    return ""
-
-
 class Prompts:
     """Renders prompts as agent loops do, and counts their tokens.
 
@@ -79,11 +57,10 @@ class Prompts:
     def __init__(self, config: DictConfig) -> None:
         from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
+        from ..rollout.codec import codec
+
         self.model, self._data = load_by_verl(config), config.data
-        self.no_pictures = no_pictures(self.model)
-        if self.model.processor is None and self.model.hf_config.model_type in PICTURE_MODELS:
-            why = self.no_pictures or "transformers finds no processor that it can load in its folder; copy it there"
-            raise refused(config, "actor_rollout_ref.model.path", why)
+        codec().check_model(config, self.model)
         self._tools = tool_schemas(config)
         self.unit = f"tokens, schemas of {len(self._tools)} tools included" if self._tools else "tokens"
         self.default_loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
@@ -134,13 +111,12 @@ class Prompts:
             tools = [tool for tool in tools if tool["function"]["name"] in selected]
         from verl.utils.dataset.rl_dataset import get_dataset_class
 
-        from ..rollout.pictures import has_pictures, media_of
+        from ..rollout.codec import codec, items_of
 
         messages, media = list(row["raw_prompt"]), {}
-        if has_pictures(messages):
-            data_set = get_dataset_class(self._data)
-            asked = media_of(messages, processor=self.model.processor, dataset_cls=data_set, data=self._data)
-            media = asyncio.run(asked)
+        if any(items_of(messages)):
+            parts = {"processor": self.model.processor, "dataset_cls": get_dataset_class(self._data)}
+            media = asyncio.run(codec().shown(messages, **parts, data=self._data))
         return len(self._builder.build_initial_tokens(messages, tools=tools or None, images=media.get("images")))
 
 
@@ -326,11 +302,11 @@ def _longest(table: Any, prompt_key: str) -> set[int]:
 
 
 def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts: Prompts) -> None:
-    """A row as verl's data set gives it holds text, pictures if the model can be shown them, what verl's reward
+    """A row as verl's data set gives it holds text, what else this copy can show to the model, what verl's reward
     managers read, and no name that is taken.
     """
+    from ..rollout.codec import codec, items_of, why_unseen
     from ..rollout.manager import TAKEN_NAMES, make_group
-    from ..rollout.pictures import has_pictures, items_of
 
     data, loop = config.data, row.get(AGENT_COLUMN, PLAIN_LOOP)
     media = [name for name in (data.image_key, data.video_key, data.audio_key, "multi_modal_data") if name in row]
@@ -338,17 +314,11 @@ def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts
     if isinstance(messages, str) or any(isinstance(one, str) for one in messages):
         what = f"has {messages!r:.80} where messages are expected"
         raise refused(config, sample.blamed, f"{what}: {COLUMNS.format(data.prompt_key)}")
-    media += sorted({item["type"] for item in items_of(messages)} - {"image"})
+    media += sorted({item["type"] for item in items_of(messages)}.difference(codec().kinds))
     if media or not all(
         isinstance(one, dict) and isinstance(one.get("content", ...), str | list | None) for one in messages
     ):
-        raise refused(config, sample.blamed, f"has {media or 'content that is not text'}: {UNSEEN}")
-    if has_pictures(messages) and prompts.no_pictures:
-        raise refused(config, sample.blamed, f"has prompts with pictures: {prompts.no_pictures}")
-    model_type = prompts.model.hf_config.model_type
-    if model_type in _NEED_PICTURES and not has_pictures(messages):
-        remedy = f"verl 0.9.1 cannot train {model_type} on text alone; leave it out, or take a model of a newer class"
-        raise refused(config, sample.blamed, f"has a prompt without pictures: {messages!r:.80}: {remedy}")
+        raise refused(config, sample.blamed, f"has {media or 'content that is not text'}: {why_unseen(media)}")
     if not len(messages) or not (_is_scorable(config, row) or _scores_itself(config, row, prompts)):
         what = ", ".join(f"{name}={row.get(name)!r:.80}" for name in ("raw_prompt", SOURCE, ANSWER))
         remedy = "verl reads a list of messages, a text, and {'ground_truth': ...}; prepare the data as verl wants it"
@@ -358,9 +328,7 @@ def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts
         raise refused(config, sample.blamed, f"has a row with {AGENT_COLUMN}={loop}: {_shown(row)}; {remedy}")
     check_name(config, f"{sample.blamed}, column {AGENT_COLUMN}", loop)
     used = row.get(AGENT_COLUMN, prompts.default_loop)
-    if has_pictures(messages) and not shows_pictures(config, used):
-        remedy = f"the agent loop {used} shows it none; leave them out, or name another loop in column {AGENT_COLUMN}"
-        raise refused(config, sample.blamed, f"has a prompt with pictures, {_shown(row)}: {remedy}")
+    codec().check_row(config, sample.blamed, row, model=prompts.model, loop=used)
     if used == TOOL_LOOP and (gaps := _tool_gaps(row)):
         what = f"has null for {', '.join(gaps)} in {EXTRA}.{TOOLS_KWARGS}: {_shown(row)}"
         remedy = "give each row a value for each tool, as Parquet makes null of what one leaves out"
@@ -391,9 +359,9 @@ def _scores_itself(config: DictConfig, row: dict[str, Any], prompts: Prompts) ->
 
 
 def _shown(row: dict[str, Any]) -> str:
-    from ..rollout.pictures import without_pictures
+    from ..rollout.codec import codec
 
-    return f"{without_pictures(row)['raw_prompt'][-1]['content']!r:.80}"
+    return f"{codec().strip(row)['raw_prompt'][-1]['content']!r:.80}"
 
 
 def _check_lengths(

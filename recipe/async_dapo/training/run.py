@@ -108,6 +108,7 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path
             "engine_timeout_s": options.engine_timeout_s,
             "delivery_tok": options.delivery_tok,
             "host_kv_gib": options.host_kv_gib,
+            "extensions": list(options.extensions),
         }
     for name in chosen(config):
         if declared()[name].wire:

@@ -2,18 +2,19 @@
 `async_dapo.importance_sampling=mixture`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from ..config.extensions import declared, load
 from ..runtime.garbage import collect_cycles_as_usual
 from .adapter import WeightSender
-from .position_ids import PositionsTrainingWorker
 from .route_replay import RouteReplay
 from .snapshots import WeightSnapshots
+from .stream import CUSTOM_OPTIONS
 from .wire import EngineTypes, WireType
 
 _FSDP = ("fsdp2", "fsdp")  # verl's other training engines have a router replay
@@ -22,13 +23,13 @@ _FSDP = ("fsdp2", "fsdp")  # verl's other training engines have a router replay
 class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
     """verl's training worker, with this recipe's sender and snapshots."""
 
-    actor_worker_cls = ref_worker_cls = PositionsTrainingWorker
     rollout: Any
     snapshots: WeightSnapshots
     wire: WireType | None = None  # what weights are sent as; None: as they are
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
+        self.actor_worker_cls = self.ref_worker_cls = policy_worker(self.config.rollout.custom[CUSTOM_OPTIONS])
         super().init_model()
         verls = self.rollout
         if verls is not None:  # engines share these GPUs
@@ -65,3 +66,9 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_newest_weights(self) -> None:
         self.snapshots.load_newest()
+
+
+def policy_worker(told: Mapping[str, Any]) -> type[TrainingWorker]:
+    """verl's worker of one policy, with what the run's extensions add to it."""
+    own = [load(name, place) for name in told["extensions"] if (place := declared()[name].training_worker)]
+    return type("PolicyWorker", (*own, TrainingWorker), {})

@@ -4,6 +4,7 @@ import resource
 
 import pytest
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo_lab.gpu_check.families import TinyModel, qwen2_5_vl
 
@@ -26,6 +27,7 @@ def named(tmp_path) -> tuple[str, ...]:
     return f"{AGENT}.default_agent_loop=program", f"{AGENT}.agent_loop_config_path={tmp_path}/loops.yaml"
 
 
+@pytest.mark.skipif("pictures" not in declared(), reason="this copy serves none")
 def test_given_prompts_with_pictures_then_the_loop_and_the_remedy_are_named(run, named, tmp_path) -> None:
     assets = TinyModel(make=qwen2_5_vl, has_pictures=True).write(tmp_path / "assets")
     data = (f"data.train_files={assets.train_file}", f"data.val_files={assets.validation_file}")

@@ -11,7 +11,7 @@ from recipe.async_dapo.extensions.separate.declared import DECLARED
 from recipe.async_dapo.extensions.separate.trainer import SeparateTrainer
 from recipe.async_dapo.record.keys import PREFIX
 
-from ....support.chosen_workers import assert_policies_read_positions
+from ....support.chosen_workers import assert_policies_have_the_recipes_worker
 from ....support.light_imports import HEAVY, assert_imports_without
 from ....support.simulated_cluster import Cluster
 from ....support.simulated_options import options
@@ -30,8 +30,8 @@ def test_given_the_load_balancers_process_then_the_fault_matrix_finds_it_by_its_
     assert re.match(TITLES["load balancer"], f"ray::{RollingLoadBalancer.__name__}.method")
 
 
-def test_given_all_models_when_their_workers_are_chosen_then_policies_read_positions_of_pictures(monkeypatch):
-    assert_policies_read_positions(monkeypatch, SeparateTrainer)
+def test_given_all_models_when_their_workers_are_chosen_then_policies_have_this_recipes(monkeypatch):
+    assert_policies_have_the_recipes_worker(monkeypatch, SeparateTrainer)
 
 
 def test_the_metrics_that_it_adds_to_a_step_are_those_that_it_declares(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,15 +22,18 @@ from verl.workers.config import HFModelConfig
 
 from recipe.async_dapo import store
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.extensions.pictures.codec import PictureCodec
+from recipe.async_dapo.extensions.pictures.stored_pixels import PIXELS
 from recipe.async_dapo.rollout.packed_output import PackedOutput
-from recipe.async_dapo.rollout.pictures import PictureInputs, media_of, opened
+from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker, policy_worker
 from recipe.async_dapo_lab.gpu_check.families import TinyModel, picture, qwen2_5_vl
 
-from ..support.composed_runs import compose_run, valid_overrides
-from ..support.families import qwen3_5
-from ..support.ranks import run_ranks
-from .test_one_update import OVERRIDES, PADDED, Rank
+from ....contract.test_one_update import OVERRIDES, PADDED, Rank
+from ....support.composed_runs import compose_run, valid_overrides
+from ....support.families import qwen3_5
+from ....support.ranks import run_ranks
 
+CODEC = PictureCodec()
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 RESPONSES = [range(20, 27), range(30, 33), range(40, 60), range(50, 55)]
 KEEPER = f"g_{len(RESPONSES) - 1}_0"  # the row with the pixel values
@@ -53,9 +56,9 @@ def worker(request, tmp_path_factory) -> Worker:
 
 
 def shown(worker: Worker, messages: list[dict[str, Any]]) -> dict[str, Any]:
-    opened_messages = opened({"raw_prompt": messages})["raw_prompt"]
+    opened_messages = CODEC.open({"raw_prompt": messages})["raw_prompt"]
     parts = {"processor": worker.processor, "dataset_cls": RLHFDataset, "data": worker.config.data}
-    return asyncio.run(media_of(opened_messages, **parts))
+    return asyncio.run(CODEC.shown(opened_messages, **parts))
 
 
 def rows_with(worker: Worker, messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -74,7 +77,7 @@ def rows_with(worker: Worker, messages: list[dict[str, Any]]) -> dict[str, dict[
             response_logprobs=array("f", [0.0] * len(ids)),
         )
         group.trajectories.append(Trajectory(session_id=session, outputs=[output], finished_stamps=output.stamps))
-    return {key: one for key, one, _ in store.rows_of(group, asyncio.run(PictureInputs.of(group, worker)))}
+    return {key: one for key, one, _ in store.rows_of(group, asyncio.run(CODEC.inputs(group, worker)))}
 
 
 def messages_with(num_pictures: int) -> list[dict[str, Any]]:
@@ -96,7 +99,7 @@ def test_given_pictures_when_rows_are_stored_then_engines_read_what_verl_makes_o
         assert torch.equal(fields["position_ids"], positions) and positions.shape == (4, ids_1T.shape[1])
     sent = NonTensorStack(*(fields["multi_modal_inputs"] for fields in rows.values()))
     received = MsgpackDecoder().decode(MsgpackEncoder().encode(sent.tolist()))
-    monkeypatch.setattr(store, "read_pixels", lambda key: rows[key][store.PIXELS])
+    monkeypatch.setattr(store, "read_object", lambda key, field: rows[key][field])
     ours, wanted = extract_multi_modal_inputs(received), extract_multi_modal_inputs(verls)
     assert ours.keys() == wanted.keys() and bool(ours) == bool(num_pictures)
     assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
@@ -104,7 +107,7 @@ def test_given_pictures_when_rows_are_stored_then_engines_read_what_verl_makes_o
 
 def test_given_a_batch_that_verl_fills_up_then_no_row_that_it_makes_has_pixels_or_is_of_the_group(worker, monkeypatch):
     rows, put = rows_with(worker, messages_with(1)), []
-    assert [key for key, fields in rows.items() if fields[store.PIXELS]] == [KEEPER]
+    assert [key for key, fields in rows.items() if fields[PIXELS]] == [KEEPER]
     queue = SimpleNamespace(
         kv_batch_get=lambda keys, partition_id: list_of_dict_to_tensordict([rows[key] for key in keys]),
         kv_batch_put=lambda keys, partition_id, fields, tags: put.extend(fields),
@@ -113,13 +116,13 @@ def test_given_a_batch_that_verl_fills_up_then_no_row_that_it_makes_has_pixels_o
     batch = KVBatchMeta(partition_id="train", keys=sorted(rows), tags=[{} for _ in rows])
     padded = padding_utils.upsample_batch_to_divisible_size(batch, 6, eos_token_id=0)
     assert len(padded) == 6 and store.members_by_group(padded) == {"g_0": list(range(len(rows)))}
-    assert len(put) == 2 and not any(row[store.PIXELS] or row["multi_modal_inputs"] for row in put)
+    assert len(put) == 2 and not any(row[PIXELS] or row["multi_modal_inputs"] for row in put)
 
 
 def log_probs_of_the_model(model_path: str, rows: dict[str, dict[str, Any]]) -> list[torch.Tensor]:
     """As transformers computes them, positions included."""
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(model_path, attn_implementation="sdpa").eval()
-    pixels = {name: value for name, value in rows[KEEPER][store.PIXELS].items() if name != "images_seqlens"}
+    pixels = {name: value for name, value in rows[KEEPER][PIXELS].items() if name != "images_seqlens"}
     found = []
     for fields in rows.values():
         ids_1T, length = fields["input_ids"].unsqueeze(0), len(fields["responses"])
@@ -134,9 +137,10 @@ def check_rank(folder: Path) -> None:
     """verl's FSDP engine on the rows of a group with two pictures."""
     model_path = f"{folder}/model/model"
     rows = rows_with(Worker(HFModelConfig(path=model_path)), messages_with(2))
-    store.read_pixels = lambda key: rows[key][store.PIXELS]
+    store.read_object = lambda key, field: rows[key][field]
     wanted = log_probs_of_the_model(model_path, rows)  # before verl changes its class
     path = f"actor_rollout_ref.model.path={model_path}"
+    AsyncDAPOActorRolloutRefWorker.actor_worker_cls = policy_worker({"extensions": ["pictures"]})
     rank = Rank(compose_run([*valid_overrides(folder), *OVERRIDES, PADDED, path]))
     data = list_of_dict_to_tensordict([{name: fields[name] for name in READ} for fields in rows.values()])
     found, _ = rank.log_probs(data)

@@ -1,12 +1,10 @@
 """Pictures of prompts: kept once a group, seen by agent loop, trainer and checkpoint alike."""
 
-import asyncio
 import pickle
 from io import BytesIO
 from typing import Any
 
 import pytest
-import ray
 from PIL import Image
 
 from recipe.async_dapo.calls import prompt_digest
@@ -14,13 +12,12 @@ from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.rollout.codec import check_shown, codec
 from recipe.async_dapo.rollout.manager import make_group
 from recipe.async_dapo.rollout.packed_output import PackedOutput
-from recipe.async_dapo.rollout.parking import ticket_of, unpark
-from recipe.async_dapo.rollout.pictures import check_seen, opened, without_pictures
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 
-from .test_packed_output import output, sampled
+from ....coroutines.test_packed_output import output, sampled
 
 COLORS = ["red", "green"]
 
@@ -55,7 +52,7 @@ def row(*pictures: dict[str, Any]) -> dict[str, Any]:
 def test_given_pictures_when_a_group_is_made_then_it_keeps_the_bytes_of_each_and_loops_see_the_pictures(form):
     group = make_group(row(*map(form, COLORS)), n=2, step=1)
     assert pickle.dumps(group).count(file_of("red")) == 1
-    *items, text = opened(group.prompt)["raw_prompt"][1]["content"]
+    *items, text = codec().open(group.prompt)["raw_prompt"][1]["content"]
     assert [item.keys() for item in items] == [{"type", "image", "max_pixels"}] * 2 and text == {"type": "text"}
     for item, color in zip(items, COLORS, strict=True):
         assert item["image"].tobytes() == picture(color).tobytes()
@@ -67,35 +64,25 @@ def test_given_a_picture_by_path_when_a_group_is_made_then_it_keeps_the_path():
     notes = [{"content": ["no item", "of a message"]}]  # a column of another kind
     group = make_group(row({"image": "/data/1.png"}) | {"notes": notes}, n=2, step=1)
     assert group.prompt["notes"] == notes
-    assert opened(group.prompt) == group.prompt
-    assert without_pictures(group.prompt)["raw_prompt"][1]["content"] == [{"type": "image"}, {"type": "text"}]
+    assert codec().open(group.prompt) == group.prompt
+    assert codec().strip(group.prompt)["raw_prompt"][1]["content"] == [{"type": "image"}, {"type": "text"}]
     assert group.prompt["raw_prompt"][1]["content"][0] == {"type": "image", "image": "/data/1.png"}
 
 
 def test_given_pictures_when_a_loop_has_shown_others_or_more_then_it_is_refused():
     messages = make_group(row(*map(as_bytes, COLORS)), n=1, step=1).prompt["raw_prompt"]
-    check_seen({"images": [1, 2], "videos": None}, messages)
-    check_seen(None, [{"role": "user", "content": "1+1="}])
+    check_shown({"images": [1, 2], "videos": None}, messages)
+    check_shown(None, [{"role": "user", "content": "1+1="}])
     for media in ({"images": [1, 2, 3]}, {"images": [1]}, None, {"images": [1, 2], "videos": [1]}):
         with pytest.raises(
             ConfigError, match=r"^agent loop=multi_modal_data: .* for a prompt with 2 pictures: training"
         ):
-            check_seen(media, messages)
+            check_shown(media, messages)
 
 
 def test_given_other_pictures_when_a_turn_is_digested_then_it_is_another_turn():
     digests = {prompt_digest([1, 2], [picture(color)]) for color in COLORS} | {prompt_digest([1, 2])}
     assert len(digests) == 3 and prompt_digest([1, 2], [picture("red")]) in digests
-
-
-async def test_given_a_fresh_group_with_pictures_when_it_is_handed_out_then_its_ticket_holds_a_reference(monkeypatch):
-    put: list[PromptGroup] = []
-    monkeypatch.setattr(ray, "put", lambda group: put.append(group) or asyncio.sleep(0, group))
-    group = make_group(row(as_bytes("red")), n=2, step=1)
-    ticket = ticket_of(group)
-    assert not isinstance(ticket.content, bytes) and put == [group]
-    assert await unpark(ticket) == group and group.parked is None
-    assert isinstance(ticket_of(make_group(row(), n=2, step=1)).content, bytes)
 
 
 def finished_group(*colors: str) -> PromptGroup:
@@ -112,4 +99,4 @@ def test_given_pictures_when_a_checkpoint_is_written_then_it_holds_each_once_a_g
     frames = list(to_frames(state))
     assert [b"".join(frames).count(file_of(color)) for color in COLORS] == [1, 1]
     [restored] = from_frames(frames).pool.buffered
-    assert opened(restored.prompt)["raw_prompt"][1]["content"][0]["image"].size == (56, 28)
+    assert codec().open(restored.prompt)["raw_prompt"][1]["content"][0]["image"].size == (56, 28)

@@ -7,12 +7,12 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 
-from recipe.async_dapo.startup import data_check
+from recipe.async_dapo.extensions.pictures import start_up
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo_lab.gpu_check.families import TinyModel, qwen2_5_vl
 
-from ..support.composed_runs import refusal, row, write_parquet
-from ..support.families import qwen3_vl
+from ....support.composed_runs import refusal, row, write_parquet
+from ....support.families import qwen3_vl
 
 # transformers' processors, with numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
@@ -52,7 +52,7 @@ def test_given_pictures_when_packages_or_processor_are_missing_then_they_are_nam
     run, families, tmp_path, monkeypatch
 ):
     named, found = overrides(families["qwen3_vl"]), importlib.util.find_spec
-    monkeypatch.setattr(data_check, "find_spec", lambda name: None if name == "qwen_vl_utils" else found(name))
+    monkeypatch.setattr(start_up, "find_spec", lambda name: None if name == "qwen_vl_utils" else found(name))
     assert "pictures need packages that are not installed; run: pip install qwen-vl-utils" in refusal(run, *named)
     monkeypatch.undo()
     model = shutil.copytree(families["qwen3_vl"].model, tmp_path / "model")

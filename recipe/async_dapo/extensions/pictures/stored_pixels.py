@@ -2,6 +2,8 @@
 
 from typing import Any
 
+PIXELS = "pixels"  # field of a group's pixel values; empty but in one of its rows
+
 
 class StoredPixels:
     """A row's `multi_modal_inputs`: verl's engines ask for its items micro-batch by micro-batch.
@@ -17,6 +19,6 @@ class StoredPixels:
         return False  # verl asks for what only MiniCPM has
 
     def items(self) -> Any:
-        from ..store import read_pixels
+        from ...store import read_object
 
-        return read_pixels(self._key).items()
+        return read_object(self._key, PIXELS).items()

@@ -8,10 +8,8 @@ from tensordict import TensorDict
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from verl.utils.tensordict_utils import chunk_tensordict, index_select_tensor_dict, maybe_fix_3d_position_ids
 
-from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
-from recipe.async_dapo.weights.position_ids import ragged_in_tokens
-
-from ..support.chosen_workers import assert_policies_read_positions
+from recipe.async_dapo.extensions.pictures.position_ids import PositionsTrainingWorker, ragged_in_tokens
+from recipe.async_dapo.weights.sender import policy_worker
 
 
 def batch_of(lengths: list[int]) -> tuple[list[torch.Tensor], TensorDict]:
@@ -41,5 +39,6 @@ def test_given_equal_lengths_when_verl_alone_cuts_them_then_it_fails():
         chunk_tensordict(data, 2)
 
 
-def test_given_all_models_when_their_workers_are_chosen_then_policies_read_positions_this_way(monkeypatch):
-    assert_policies_read_positions(monkeypatch, AsyncDAPOTrainer)
+def test_given_a_run_with_pictures_then_workers_of_policies_read_positions_this_way():
+    assert PositionsTrainingWorker in policy_worker({"extensions": ["length_bias", "pictures"]}).mro()
+    assert PositionsTrainingWorker not in policy_worker({"extensions": []}).mro()
