@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
 from omegaconf import DictConfig, OmegaConf
@@ -74,7 +74,7 @@ class BlackBoxAgent(AgentLoopBase):
         context = contextvars.copy_context()
         context.run(current_recorder.set, None)  # what the agent does itself is in no record
         agent = asyncio.create_task(self._agent(gateway.address, key, sample), name="agent", context=context)
-        failure: TrajectoryFailed | None = None
+        failure: BaseException | None = None
         try:
             failure = await self._watched(session, agent)
         finally:
@@ -87,8 +87,10 @@ class BlackBoxAgent(AgentLoopBase):
             finally:  # this wait may be cancelled as well
                 await session.close()
         try:
+            if failure is not None and not _is_an_agents(failure):
+                raise failure
             return await self._scored(session, None if failure else agent.result(), failure)
-        except TrajectoryFailed:
+        except Exception:
             await session.record_is_here()
             self._count(session, {"gateway/failed_sessions": 1})
             raise
@@ -119,12 +121,8 @@ class BlackBoxAgent(AgentLoopBase):
         start = {"command": options.command, "environment": environment, "sample": sample}
         return await AgentHost.of("commands").run(start)
 
-    async def _watched(self, session: Session, agent: "asyncio.Task[Any]") -> TrajectoryFailed | None:
-        """Wait for the agent's end, or its limits. Returns what it has failed of.
-
-        Raises:
-            Exception: of the run itself.
-        """
+    async def _watched(self, session: Session, agent: "asyncio.Task[Any]") -> BaseException | None:
+        """Wait for the agent's end, or its limits. Returns what it, or the run, has failed of."""
         options = self._options
         while not agent.done():
             left_s = min(options.time_limit_s - session.own_s, options.silence_s - session.silent_s)
@@ -132,17 +130,10 @@ class BlackBoxAgent(AgentLoopBase):
                 return _too_late(session, options)
             await asyncio.wait({agent, session.failure}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if session.failure.done():
-                error = session.failure.exception()
-                assert error is not None
-                if isinstance(error, TrajectoryFailed) and error.reason.startswith("agent_"):
-                    return error
-                raise error
-        error = None if agent.cancelled() else agent.exception()
+                return session.failure.exception()
         if agent.cancelled():
             return TrajectoryFailed("agent_failed", Cause("its agent has cancelled itself"))
-        if error is None or isinstance(error, TrajectoryFailed):
-            return error
-        raise error
+        return agent.exception()
 
     async def _scored(self, session: Session, result: Any, failure: TrajectoryFailed | None) -> list[AgentLoopOutput]:
         """Its rows, with the score that the agent has given itself.
@@ -187,7 +178,7 @@ class BlackBoxAgent(AgentLoopBase):
         recorder = current_recorder.get()
         if recorder is not None:
             recorder.calls_s += session.own_s
-            counts = {f"gateway/{name}": session.counts[name] for name in ("requests", "resent", "refused")}
+            counts = {f"gateway/{name}": session.counts[name] for name in ("requests", "resent", "refused", "errors")}
             chains = session.conversation.new_chains.total()
             always = {"gateway/sessions": 1, "gateway/failed_sessions": 0, "gateway/new_chains": chains}
             recorder.count(always | counts | dict(ended))
@@ -202,6 +193,11 @@ class BlackBoxAgent(AgentLoopBase):
                 name,
                 differed,
             )
+
+
+def _is_an_agents(failure: BaseException) -> TypeGuard[TrajectoryFailed]:
+    """Whether an agent has failed; else the run has, its engines or its record."""
+    return isinstance(failure, TrajectoryFailed) and failure.reason.startswith("agent_")
 
 
 def _too_late(session: Session, options: AgentOptions) -> TrajectoryFailed:

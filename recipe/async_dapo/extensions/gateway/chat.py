@@ -60,7 +60,8 @@ def events_of(reply: Reply, *, has_usage: bool) -> Iterator[bytes]:
 
 
 def error_of(refused: Refused) -> dict[str, Any]:
-    error = {"message": str(refused), "type": "invalid_request_error", "param": None, "code": refused.code}
+    kind = "invalid_request_error" if refused.status < 500 else "server_error"
+    error = {"message": str(refused), "type": kind, "param": None, "code": refused.code}
     return {"error": error}
 
 

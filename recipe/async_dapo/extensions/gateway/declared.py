@@ -11,6 +11,7 @@ METRICS = (
     "gateway/requests",
     "gateway/resent",
     "gateway/refused",
+    "gateway/errors",
     "gateway/sampled_tokens",
     "gateway/trained_tokens",
     "gateway/context_only_tokens",

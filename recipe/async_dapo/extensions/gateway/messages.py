@@ -176,7 +176,7 @@ def json_of(text: str | bytes) -> Any:
         Refused: for what is nested so deeply that to walk through it, or to render it, may take too many frames.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_number)
     except RecursionError:
         raise too_deep() from None
     level, depth = [value], 0
@@ -184,6 +184,11 @@ def json_of(text: str | bytes) -> Any:
         if (depth := depth + 1) > MOST_NESTED:
             raise too_deep()
     return value
+
+
+def _no_number(name: str) -> Any:
+    """Python reads and writes NaN and Infinity, which JSON does not have, and other clients could not read."""
+    raise ValueError(f"{name} is no JSON")
 
 
 def _within(value: Any) -> Iterable[Any]:

@@ -8,13 +8,16 @@ This is no sandbox: an agent runs as the user of the run. What the server keeps 
 """
 
 import asyncio
+import contextvars
 import hmac
 import json
 import logging
 import platform
 import resource
 import secrets
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from types import ModuleType
 from typing import Any, ClassVar
@@ -24,6 +27,7 @@ import ray
 from aiohttp import web
 
 from ...config.values import ConfigError
+from ...core.outcome import Cause, KnownPlaces
 from . import anthropic_messages, chat, responses
 from .messages import Refused, Reply, Request, json_of
 from .options import FILE, NODE
@@ -36,6 +40,8 @@ PING_S = 3.0
 MOST_BYTES = 64 * 2**20  # of a request: a history of millions of tokens
 _FILES = 65536  # two sockets a session pass the usual limit of 1,024
 _RESENT = "x-stainless-retry-count"  # the SDKs of both vendors count their retries here
+
+_logged = KnownPlaces()  # of this worker
 
 Api = ModuleType  # of `request_of`, `body_of`, `events_of`, `error_of`, `PING`
 
@@ -61,7 +67,8 @@ class Gateway:
         """The one of the running event loop, started with the first session."""
         started = cls._of_loops.setdefault(asyncio.get_running_loop(), {})
         if host not in started:
-            started[host] = asyncio.create_task(cls(host)._start(), name="gateway")
+            own = contextvars.Context()  # it serves all sessions, and belongs to none
+            started[host] = asyncio.create_task(cls(host)._start(), name="gateway", context=own)
         return await asyncio.shield(started[host])
 
     async def _start(self) -> "Gateway":
@@ -113,16 +120,30 @@ class Gateway:
         return session
 
     def _served(self, api: Api, handle: Callable[[web.Request, Api], Awaitable[web.StreamResponse]]) -> Any:
-        """A handler whose refusals have the API's form."""
+        """A handler whose refusals and errors have the API's form."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
                 return await handle(request, api)
             except Refused as refused:
-                body, headers = api.error_of(refused), {"x-should-retry": "false"}
-                return web.json_response(body, status=refused.status, headers=headers if refused.status < 500 else {})
+                return _told(api, refused)
+            except (ConnectionError, web.HTTPException):
+                raise
+            except Exception as error:  # of the gateway: neither the worker nor other sessions end with it
+                return _told(api, self._failed(request, error))
 
         return handler
+
+    def _failed(self, http: web.Request, error: Exception) -> Refused:
+        """What the agent is told. Its session counts it as a refusal, so that an agent that goes on asking is ended."""
+        if _logged.is_new(Cause(repr(error), "".join(traceback.format_exception(error)))):
+            logger.error("the gateway has failed at a request to %s", http.path, exc_info=error)
+        refused = Refused(500, f"the gateway has failed: {error!r:.300}", "internal_error")
+        with suppress(Refused):
+            session = self._session_of(http)
+            session.counts["errors"] += 1
+            session.refuse(refused)
+        return refused
 
     async def _models(self, request: web.Request, api: Api) -> web.StreamResponse:
         self._session_of(request)
@@ -181,9 +202,12 @@ class Gateway:
         except ConnectionError:
             logger.debug("the client of a request has gone; it may ask again")
             return response, False
-        except Refused:  # too late for a status: the client comes again, and is told then
+        except Exception as error:  # too late for a status: the client comes again, and is told then
+            if not isinstance(error, Refused):
+                self._failed(http, error)
             if http.transport is not None:
                 http.transport.abort()
+            return response, False
         return response, True
 
     def _tell_once(self, request: Request) -> None:
@@ -191,6 +215,11 @@ class Gateway:
         if new:
             self._logged.update(new)
             logger.info("agents set %s, which have no effect: the run samples in its own way", ", ".join(new))
+
+
+def _told(api: Api, refused: Refused) -> web.StreamResponse:
+    headers = {"x-should-retry": "false"} if refused.status < 500 else {}
+    return web.json_response(api.error_of(refused), status=refused.status, headers=headers)
 
 
 def _pieces(api: Api, request: Request, reply: Reply) -> Iterator[bytes]:

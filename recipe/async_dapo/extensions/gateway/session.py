@@ -196,8 +196,11 @@ class Session:
                 if not self._turns:
                     self._begin_wait()
         except asyncio.CancelledError:
+            given_up = None if self._recorder is None else self._recorder.given_up
+            if given_up is not None:  # its record is full, say
+                self._fail(given_up)
             if not reply.done():
-                reply.set_exception(over())
+                reply.set_exception(over() if given_up is None else Refused(410, f"the session is over: {given_up}"))
             raise
         except Refused as refused:
             self._exchanges[exchange.key].remove(exchange)

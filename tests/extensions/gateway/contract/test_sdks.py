@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import logging
 import threading
 from contextlib import suppress
 from typing import Any
@@ -338,6 +339,26 @@ def test_given_a_limit_a_stop_string_or_log_probs_then_they_act() -> None:
     assert not outcome.reason, outcome.cause
 
 
+def test_given_other_sampling_than_the_run_s_then_it_has_no_effect_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key) as client:
+            for turn in range(2):
+                await by_chat(client, sample["raw_prompt"], temperature=0.3, top_p=0.5, max_tokens=7 + turn)
+        return 1.0
+
+    outcome, _, life = play(agent, says=texts("yes"))
+    assert not outcome.reason, outcome.cause
+    assert [(asked["temperature"], asked.get("top_p"), asked["max_tokens"]) for asked in life.server.asked] == [
+        (1.0, None, 7),
+        (1.0, None, 8),
+    ]
+    assert caplog.text.count("agents set temperature, top_p, which have no effect") == 1
+
+
 def test_given_an_answer_that_was_cut_then_its_turn_is_closed_as_the_template_closes_it() -> None:
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
         async with openai_client(address, key) as client:
@@ -383,6 +404,7 @@ def test_given_other_keys_paths_and_bodies_then_nothing_of_a_session_is_told() -
                 assert await status(address + path, key, json=body) == 404
             assert await status(chat, key, data=b"{") == 400
             assert await status(chat, key, json=[body]) == 400
+            assert await status(chat, key, data=b'{"messages": [], "top_p": NaN}') == 400
             assert await status(chat, key, data=io.BytesIO(b" " * (server.MOST_BYTES + 1))) == 413
             async with client.get(f"{address}/v1/models", headers={"x-api-key": key}) as response:
                 assert [model["id"] for model in (await response.json())["data"]] == ["policy"]
@@ -506,8 +528,9 @@ def test_given_an_agent_that_fails_then_its_reason_is_counted_and_it_never_count
     for name in ("own_s", "silent_s"):
         monkeypatch.setattr(Session, name, property(lambda _: 60.0 if HANGS.is_set() else 0.0))
     agent, options, reason, score = FAILURES[what]
-    outcome, group, _ = play(agent, says=texts("yes"), **options)
+    outcome, group, life = play(agent, says=texts("yes"), **options)
     assert outcome.reason == reason, outcome.cause
+    assert life.counted["gateway/sessions"] == 1 and life.counted["gateway/failed_sessions"] == bool(reason)
     if "filtered_by" in options and reason:
         assert "has only ['acc', 'steps'], and groups are filtered by right: return this" in outcome.cause.summary
     if score is not None:

@@ -89,10 +89,12 @@ class TextServer(ScriptedServer):
         super().__init__(token_s=token_s)
         self._says = says
         self.requests = 0
+        self.asked: list[dict[str, Any]] = []  # sampling parameters of each request
         self._left: dict[int, list[int]] = {}
 
     def _admit(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> ScriptedRequest:
         self.requests += 1
+        self.asked.append(sampling_params)
         end = prompt_of(prompt_ids)
         left = self._says(prompt_ids[:end])[len(prompt_ids) - end :]
         request = ScriptedRequest(prompt_ids, sampling_params["max_tokens"], len(left))
