@@ -5,21 +5,20 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
 from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from ...core.outcome import Cause, KnownPlaces
-from .messages import Refused, Reply, Request, ToolCall, json_of
+from .messages import Reply, Request, ToolCall
+from .reply_formats import FORMATS, is_object, without_thoughts
 
 logger = logging.getLogger(__name__)
 
 _logged = KnownPlaces()  # of this worker
-
-THOUGHT_ENDS = "</think>"  # in all families whose template shows reasoning between tags
-THOUGHT_BEGINS = "<think>"
-_BLOCK = re.compile(r"<((?:\w+:)?tool_call)>.*?</\1>", re.DOTALL)  # of most families, a call or several
+_special: "WeakKeyDictionary[Any, re.Pattern[str]]" = WeakKeyDictionary()
 
 # transformers' model_type, or its beginning -> verl's parser. The first that fits counts.
 PARSERS = (
@@ -45,6 +44,14 @@ def known_parsers() -> list[str]:
     return sorted(ToolParser._registry)
 
 
+def _special_tokens(tokenizer: Any) -> re.Pattern[str]:
+    """A pattern of them; there may be thousands."""
+    if tokenizer not in _special:
+        tokens = [one.content for one in tokenizer.added_tokens_decoder.values() if one.special]
+        _special[tokenizer] = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
+    return _special[tokenizer]
+
+
 class ReplyReader:
     """Reads replies of one model.
 
@@ -55,9 +62,12 @@ class ReplyReader:
     def __init__(self, tokenizer: Any, *, parser: str | None) -> None:
         self._tokenizer = tokenizer
         self._parser = None if parser is None else ToolParser.get_tool_parser(parser, tokenizer)
+        self._format = FORMATS.get(parser or "", FORMATS["hermes"])
+        self._is_known = parser in FORMATS
         self.stop_token_ids = [] if self._parser is None else list(self._parser.stop_token_ids)
-        ends = tokenizer.encode(THOUGHT_ENDS, add_special_tokens=False)  # to ask for the vocabulary takes 0.1 s
+        ends = tokenizer.encode(self._format.thought[1], add_special_tokens=False)  # the vocabulary would take 0.1 s
         self._thought_end = ends[0] if len(ends) == 1 and ends[0] != tokenizer.unk_token_id else None
+        self._special = _special_tokens(tokenizer)
 
     async def read(
         self,
@@ -70,19 +80,19 @@ class ReplyReader:
         limit_tok: int,
     ) -> Reply:
         """The reply with these tokens, of which there could have been `limit_tok`."""
-        reasoning, said_ids = self._without_reasoning(token_ids)
-        text, calls = self._text(said_ids), tuple[ToolCall, ...]()
+        reasoning, said = self._without_reasoning(token_ids)
+        text, calls = self._shown(said), tuple[ToolCall, ...]()
         if self._parser is not None and request.tools:
-            text, found = await self._with_calls(said_ids, text, [schema_of(tool) for tool in request.tools])
+            text, found = await self._with_calls(said, [schema_of(tool) for tool in request.tools])
             calls = tuple(
                 ToolCall(call_id=f"call_{name}_{number}", name=call.name, arguments=call.arguments)
                 for number, call in enumerate(found)
             )
-        stop_string = min((one for one in request.stop if one in text), key=text.index, default=None)
+        said_last = text or reasoning
+        stop_string = min((one for one in request.stop if one in said_last), key=said_last.index, default=None)
         if stop_string is not None:
-            text = text[: text.index(stop_string)]
-        elif not reasoning and text.startswith(THOUGHT_BEGINS) and not calls:  # cut in the middle of it
-            reasoning, text = text.removeprefix(THOUGHT_BEGINS), ""
+            reasoning = reasoning if text else reasoning.partition(stop_string)[0]
+            text = text.partition(stop_string)[0]
         ends = {self._tokenizer.eos_token_id, *self.stop_token_ids}
         told = zip(token_ids, log_probs, strict=True) if request.has_log_probs else ()
         return Reply(
@@ -98,26 +108,46 @@ class ReplyReader:
             model=request.model,
         )
 
-    async def _with_calls(self, token_ids: list[int], text: str, tools: list[Any]) -> tuple[str, list[Any]]:
-        """The text without the calls that can be read, and these. One that cannot be is part of the text."""
-        rest, found = await self._parsed(token_ids, tools)
-        blocks = list(_BLOCK.finditer(text))
-        if found and len(found) >= len(blocks):
-            for token in self._tokenizer.all_special_tokens:
-                rest = rest.replace(token, "")
-            return rest, found
-        calls, left, end = list[Any](), "", 0
-        for block in blocks if len(blocks) > 1 else ():  # each by itself: verl's parsers drop what they cannot read
-            _, of_block = await self._parsed(self._tokenizer.encode(block[0], add_special_tokens=False), tools)
-            if of_block:
-                left += text[end : block.start()]
-                calls, end = [*calls, *of_block], block.end()
-        return left + text[end:], calls
+    def _without_reasoning(self, token_ids: list[int]) -> tuple[str, str]:
+        """The reasoning, and what else the tokens say, with special tokens."""
+        if self._format.is_harmony:
+            reasoning, said = without_thoughts(self._tokenizer.decode(token_ids))
+            return self._shown(reasoning), said
+        begin, _ = self._format.thought
+        thought_ids, said_ids = list[int](), token_ids
+        if self._thought_end in token_ids:
+            end = token_ids.index(self._thought_end)
+            thought_ids, said_ids = token_ids[:end], token_ids[end + 1 :]
+        thought, said = self._tokenizer.decode(thought_ids), self._tokenizer.decode(said_ids)
+        if not thought_ids and said.startswith(begin):  # cut in the middle of it
+            thought, said = said, ""
+        return self._shown(thought.strip().removeprefix(begin)).strip(), said
 
-    async def _parsed(self, token_ids: list[int], tools: list[Any]) -> tuple[str, list[Any]]:
+    async def _with_calls(self, said: str, tools: list[Any]) -> tuple[str, list[Any]]:
+        """The text without the calls that can be read, and these. One that cannot be is part of the text."""
+        if not self._is_known:
+            rest, found = await self._parsed(said, tools)
+            return self._shown(rest if found else said), found
+        calls, left, end = list[Any](), "", 0
+        for block in self._format.calls_in(said):
+            if not self._format.is_readable(block[0]):
+                continue
+            _, found = await self._parsed(self._format.framed(block[0]), tools)
+            if found:
+                left += said[end : block.start()]
+                calls, end = [*calls, *found], block.end()
+        if not calls:
+            return self._shown(said), []
+        left += said[end:]
+        for marker in self._format.frame:
+            left = left.replace(marker, "")
+        return self._shown(left).strip("\n"), calls
+
+    async def _parsed(self, text: str, tools: list[Any]) -> tuple[str, list[Any]]:
         """What verl's parser makes of it; no calls, if one of them is none."""
         assert self._parser is not None
         try:
+            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
             rest, found = await self._parser.extract_tool_calls(token_ids, tools)
         except Exception as error:  # at what a model may say: then it is text
             if _logged.is_new(Cause(type(error).__name__)):
@@ -125,24 +155,14 @@ class ReplyReader:
             return "", []
         return (rest, found) if all(map(_is_call, found)) else ("", [])
 
-    def _text(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
-
-    def _without_reasoning(self, token_ids: list[int]) -> tuple[str, list[int]]:
-        """The reasoning as text, and the tokens behind it."""
-        if self._thought_end is None or self._thought_end not in token_ids:
-            return "", token_ids
-        end = token_ids.index(self._thought_end)
-        reasoning = self._text(token_ids[:end]).strip().removeprefix(THOUGHT_BEGINS)
-        return reasoning.strip(), token_ids[end + 1 :]
+    def _shown(self, text: str) -> str:
+        """As agents see it: without special tokens."""
+        return self._special.sub("", text)
 
 
 def _is_call(call: Any) -> bool:
-    """Whether its arguments are an object."""
-    try:
-        return isinstance(json_of(call.arguments), dict)
-    except (ValueError, Refused):
-        return False
+    """Whether it has a name, and its arguments are an object."""
+    return bool(call.name.strip()) and is_object(call.arguments)
 
 
 def schema_of(tool: dict[str, Any]) -> OpenAIFunctionToolSchema:
