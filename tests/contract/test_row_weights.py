@@ -28,8 +28,9 @@ ACTOR, PROMPT_TOK = "actor_rollout_ref.actor.", 3
 ALL_PARTS = (f"{ACTOR}entropy_coeff=0.3", f"{ACTOR}use_kl_loss=True", f"{ACTOR}kl_loss_coef=0.5")
 MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
 ROWS_COUNT = {mode: mode.startswith("seq-mean") for mode in MODES}
-# Loss modes whose tokens depend on others: ratios of a whole sequence, and tokens that stand out in a micro-batch.
-NOT_BY_TOKEN = {"gspo", "geo_mean", "kl_cov", "clip_cov"}
+# Loss modes whose tokens depend on others: ratios of a whole row, and tokens that stand out in a micro-batch.
+NOT_BY_TOKEN = {"gspo", "kl_cov", "clip_cov"}
+REFUSED = {"bypass_mode", "geo_mean"}  # the second adds up means of micro-batches
 
 
 class Span(NamedTuple):
@@ -62,8 +63,9 @@ class Step(NamedTuple):
     queue: QueuedRows
 
 
-def step_of(*, split: bool) -> Step:
-    """Split, it has a row of padding."""
+def step_of(*, split: bool, is_first_update: bool = False) -> Step:
+    """Split, it has a row of padding. In the first update the model has not moved: its log-probs are the old ones."""
+    model = build_model(build_tokenizer(), seed=0) if is_first_update else None
     rows, tags = {}, []
     for key, ids, mask in [*rows_of(split=split), *([("pad_0_0", [5], [0])] if split else [])]:
         places = torch.arange(len(ids), dtype=torch.float32)
@@ -78,6 +80,10 @@ def step_of(*, split: bool) -> Step:
             "ref_log_prob": -4.0 - 0.1 * (places % 3),
             "advantages": torch.full_like(places, advantage),
         }
+        if model is not None:
+            inputs = nested([rows[key]["input_ids"]])
+            log_probs = output_of(model, TensorDict({"input_ids": inputs}, batch_size=[1]))["log_probs"]
+            rows[key]["old_log_probs"] = log_probs.values().detach()[PROMPT_TOK - 1 : -1]
         tags.append({"is_padding": key.startswith("pad")})
     return Step(KVBatchMeta(partition_id="train", keys=[*rows], tags=tags, fields=["responses"]), QueuedRows(rows))
 
@@ -135,9 +141,11 @@ def with_loss(config: DictConfig, *, mode: str, loss: str) -> DictConfig:
     return config
 
 
-def gradients(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor, Tensor]:
+def gradients(
+    config: DictConfig, monkeypatch: pytest.MonkeyPatch, *, is_first_update: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Of trajectories in one row each; in several, by verl's loss; and as they are weighted."""
-    one, several = step_of(split=False), step_of(split=True)
+    one, several = (step_of(split=split, is_first_update=is_first_update) for split in (False, True))
     verls = partial(ppo_loss, omega_conf_to_dataclass(config.actor_rollout_ref.actor))
     expected, plain = gradient(config, one, verls), gradient(config, several, verls)
     for step in (one, several):
@@ -161,12 +169,22 @@ def test_given_trajectories_of_several_rows_then_their_gradient_is_that_of_one_r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", sorted(POLICY_LOSS_REGISTRY.keys() - {"bypass_mode"} - NOT_BY_TOKEN))
+@pytest.mark.parametrize("loss", sorted(POLICY_LOSS_REGISTRY.keys() - REFUSED - NOT_BY_TOKEN))
 def test_given_any_loss_of_tokens_then_means_of_sequences_are_those_of_trajectories(
     loss: str, config: DictConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, plain, weighted = gradients(with_loss(config, mode="seq-mean-token-mean", loss=loss), monkeypatch)
     assert difference(expected, weighted) < 1e-5 < difference(expected, plain)
+
+
+@pytest.mark.parametrize("loss", ["gspo", "kl_cov"])
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_given_ratios_of_rows_or_tokens_that_stand_out_then_before_the_model_moves_rows_weigh_as_one(
+    mode: str, loss: str, config: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, plain, weighted = gradients(with_loss(config, mode=mode, loss=loss), monkeypatch, is_first_update=True)
+    assert difference(expected, weighted) < 1e-5
+    assert (difference(expected, plain) > 0.1) == ROWS_COUNT[mode]
 
 
 def test_given_sapo_then_its_rows_are_weighted_in_every_mode(

@@ -26,7 +26,7 @@ from ..config.extensions import chosen, declared, load
 from ..config.options import AsyncDAPOConfig, why_log_probs_first
 from ..config.values import ImportanceSampling
 from ..core.agreement import NewestTokens, judge
-from . import one_update, row_weights
+from . import one_update, row_advantages, row_weights
 from .agreement import newest_tokens
 from .importance_sampling import importance_metrics, importance_sums
 
@@ -123,6 +123,8 @@ class Passes:
             leave_all_out(batch, step)
             return batch
         batch = compute(batch)
+        if self._correction.rollout_rs is not None:
+            row_advantages.restore(batch, self._config)
         if self._own is not None:
             self._own.weigh(batch, log_ratio_BT.float(), mask_BT, [*map(len, sampled_by)], metrics)
         return batch

@@ -5,13 +5,12 @@
     seq-mean-token-sum(-norm)   the sum of its tokens, by its rows       by its trajectories
     seq-mean-token-mean         the mean over the means of its rows      over those of its trajectories
 
-The loss `sapo` always takes the last, and `geo_mean` a mean of rows, whatever the mode. A step of one row a trajectory
-is verl's own.
+The loss `sapo` always takes the last, whatever the mode. A step of one row a trajectory is verl's own.
 
 What is weighted is the gradient, where it leaves the loss for the model's log-probs and entropies: so it is right for
-all parts of a loss that verl aggregates in the same way. Where `sapo` or `geo_mean` are set with another mode than
+all parts of a loss that verl aggregates in the same way. Where `sapo` is set with another mode than
 `seq-mean-token-mean`, entropy and KL are weighted as the loss is, though verl aggregates them by that mode. The loss
-that is logged counts each row once. Ratios of whole sequences (`gspo`, `geo_mean`) are those of a row.
+that is logged counts each row once. The ratio of `gspo` is that of a row: a sequence that was sampled for its prompt.
 """
 
 from functools import partial
@@ -28,13 +27,13 @@ from ..core.mini_batches import row_weights, trajectory_of
 FIELD = "row_weights"
 _MEANS = "seq-mean-token-mean"
 _COUNTS_ROWS = ("seq-mean-token-sum", "seq-mean-token-sum-norm", _MEANS)
-_ALWAYS_MEANS = ("sapo", "geo_mean")  # loss modes
+_ALWAYS_MEANS = "sapo"  # a loss mode
 
 
 def counts_rows(config: DictConfig) -> bool:
     """Whether verl's loss gives each row the same share."""
     actor = config.actor_rollout_ref.actor
-    return actor.loss_agg_mode in _COUNTS_ROWS or actor.policy_loss.loss_mode in _ALWAYS_MEANS
+    return actor.loss_agg_mode in _COUNTS_ROWS or actor.policy_loss.loss_mode == _ALWAYS_MEANS
 
 
 def weigh_rows(batch: KVBatchMeta, config: DictConfig) -> None:
@@ -47,7 +46,7 @@ def weigh_rows(batch: KVBatchMeta, config: DictConfig) -> None:
         return
     masks = store.read_fields(batch, ["response_mask"])["response_mask"]
     actor = config.actor_rollout_ref.actor
-    takes_means = actor.loss_agg_mode == _MEANS or actor.policy_loss.loss_mode in _ALWAYS_MEANS
+    takes_means = actor.loss_agg_mode == _MEANS or actor.policy_loss.loss_mode == _ALWAYS_MEANS
     tokens = [int(masks[row].sum()) for row in own]
     weights = torch.ones(len(batch))
     weights[own] = torch.tensor(row_weights(keys, tokens, count=len(batch), takes_means=takes_means))

@@ -7,6 +7,7 @@ import shutil
 from typing import Any
 
 from omegaconf import DictConfig
+from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from ...config.values import ConfigError, check_choice
@@ -17,6 +18,9 @@ from .options import FILE, AgentOptions
 from .reading import known_parsers, parser_of
 from .template import tried
 
+_VERLS_ESTIMATORS = frozenset(one.value for one in AdvantageEstimator)
+# The first takes the last row of each trajectory; the others have no group.
+_RIGHT_ESTIMATORS = frozenset({"grpo", "gae", "reinforce_plus_plus"})
 FILES_A_SESSION = 4  # its connections in the worker; in the process of agents these, or a command's pipes
 FILES_BESIDE = 1024  # of a worker, or of a process of agents
 
@@ -38,6 +42,7 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
     if options.parser is not None:
         check_choice(f"{FILE}, parser", options.parser, known_parsers())
     check_routes(config)
+    check_estimator(config)
     _check_open_files(config)
     model = load_by_verl(config)
     model_type = getattr(model.hf_config, "model_type", None)
@@ -57,10 +62,10 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
         warnings.append(
             f"the model's chat template renders no calls of tools, which agents are then told: {found.refuses}"
         )
-    if (estimator := config.algorithm.adv_estimator) != "grpo":
+    if (estimator := config.algorithm.adv_estimator) not in _VERLS_ESTIMATORS:
         warnings.append(
-            f"algorithm.adv_estimator={estimator} counts each row of a trajectory in its group's mean; where an agent "
-            "has several chains, set grpo, which counts a trajectory once"
+            f"algorithm.adv_estimator={estimator} is given a row for each chain of an agent, all with its score; it "
+            "has to count a trajectory once"
         )
     parser = options.parser or parser_of(model_type)
     if parser is None:
@@ -75,6 +80,14 @@ def check_routes(config: DictConfig) -> None:
     if config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
         key, what = "actor_rollout_ref.rollout.enable_rollout_routing_replay", "was never tried with agent programs"
         raise ConfigError(key, True, f"{what}; set it to False, or write the agent as a loop")
+
+
+def check_estimator(config: DictConfig) -> None:
+    """A trajectory whose agent has several chains must not count several times in its group's mean."""
+    if (estimator := config.algorithm.adv_estimator) in _VERLS_ESTIMATORS - _RIGHT_ESTIMATORS:
+        what = "counts each row of a trajectory in its group, and each of an agent's chains is one"
+        remedy = "set grpo, which counts a trajectory once, and without norm_adv_by_std_in_grpo does as rloo"
+        raise ConfigError("algorithm.adv_estimator", estimator, f"{what}; {remedy}")
 
 
 def _check_open_files(config: DictConfig) -> None:

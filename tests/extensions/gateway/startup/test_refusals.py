@@ -3,6 +3,7 @@
 import resource
 
 import pytest
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.startup.preflight import check_all, findings
@@ -45,7 +46,15 @@ def test_given_too_few_open_files_for_a_batch_then_limit_number_and_remedy_are_n
     assert f"more {AGENT}.num_workers" in message
 
 
-def test_given_an_estimator_that_counts_rows_then_a_warning_names_it(run, named) -> None:
-    told = [one.note for one in findings(run(*named, "algorithm.adv_estimator=rloo")) if "several chains" in one.note]
-    assert len(told) == 1 and "algorithm.adv_estimator=rloo counts each row" in told[0]
-    assert not any("several chains" in one.note for one in findings(run(*named)))
+def test_given_an_estimator_that_counts_rows_then_it_is_refused_and_one_of_the_users_is_warned_of(
+    run, named, monkeypatch
+) -> None:
+    message = refusal(run, *named, "algorithm.adv_estimator=rloo")
+    assert "algorithm.adv_estimator=rloo: counts each row of a trajectory in its group" in message
+    assert "set grpo" in message
+    check_all(run("algorithm.adv_estimator=rloo"))
+    for right in ("grpo", "reinforce_plus_plus"):
+        check_all(run(*named, f"algorithm.adv_estimator={right}"))
+    monkeypatch.setitem(ADV_ESTIMATOR_REGISTRY, "of_a_user", lambda **_: None)
+    told = [one.note for one in findings(run(*named, "algorithm.adv_estimator=of_a_user")) if "each chain" in one.note]
+    assert len(told) == 1 and "algorithm.adv_estimator=of_a_user is given a row for each chain" in told[0]
