@@ -37,11 +37,13 @@ with RayFolder() as ray_folder:
     with process:
         while not Path(started).exists() and process.exit_code is None:
             process.watch(0.1)
-        while not any("ray::Starting" in title_of(one) for one in process.descendants()):
+        actors = agents = 0
+        while not (actors and agents == 2):
             process.watch(0.01)
-        agents = [one for one in process.descendants() if "Agent" in title_of(one)]
+            titles = [title_of(one) for one in process.descendants()]
+            actors, agents = (sum(name in title for title in titles) for name in ("ray::Starting", "Agent"))
         os.kill(process.pid, signal.SIGKILL)
-        print(len(agents), still_there(process.descendants, after_s=float(patience_s)))
+        print(agents, still_there(process.descendants, after_s=float(patience_s)))
 """
 
 

@@ -477,7 +477,7 @@ async def gives_up(address: str, key: str, sample: dict[str, Any]) -> float:
     async with openai_client(address, key, max_retries=0) as client:
         messages = [*QUESTION, await by_chat(client, QUESTION), {"role": "user", "content": "And then?"}]
         with pytest.raises(openai.APITimeoutError):
-            await by_chat(client.with_options(timeout=0.2), messages)
+            await by_chat(client.with_options(timeout=LIMIT_S), messages)
     return 1.0
 
 
@@ -537,9 +537,10 @@ def test_given_an_agent_that_fails_then_its_reason_is_counted_and_it_never_count
         assert group.trajectories[0].outputs[-1].rest.reward_score == score
 
 
+@pytest.mark.slow
 def test_given_an_agent_that_ends_before_its_reply_then_that_turn_is_in_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "PING_S", 60.0)
-    outcome, group, life = play(gives_up, says=texts("a", "b" * 40))
+    outcome, group, life = play(gives_up, says=texts("a", "b" * 40), token_s=TOKEN_S)
     assert not outcome.reason, outcome.cause
     assert shown(group) == ["[a<|im_end|>]"]
     sampled = sum(len(tokens) for tokens in life.server.generated.values())
