@@ -65,7 +65,7 @@ def test_given_the_quick_start_when_it_trains_then_it_keeps_a_group_of_each_step
 
 
 def test_given_its_last_checkpoint_when_evaluated_then_the_number_is_that_of_its_own_validation(run):
-    said = run_module("recipe.async_dapo_lab.evaluate", str(run.folder))
+    said = run_module("tests.support.evaluated", str(run.folder))
     result = json.loads((run.folder / f"evaluation-step-{QUICK_STEPS}.json").read_text())
     (_, accuracy) = run.accuracy()[-1]
     assert result["validation"]["val-core/carry/acc/mean@1"] == result["figures"]["mean@1"] == accuracy

@@ -95,7 +95,13 @@ class ForkedTraining(TrainingProcess):
     the training is told by its environment."""
 
     def __init__(
-        self, command: Sequence[str], *, environment: Mapping[str, str], log_file: Path, grace_s: float = 10.0
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log_file: Path,
+        grace_s: float = 10.0,
+        folder: Path | None = None,
     ) -> None:
         """The command's first word is Python, and its last ones are overrides."""
         self._mark = f"{_LIFE}={uuid.uuid4().hex}".encode()
@@ -106,6 +112,7 @@ class ForkedTraining(TrainingProcess):
             environment={**environment, name: life, "SPT_NOENV": "1"},
             log_file=log_file,
             grace_s=grace_s,
+            folder=folder,
         )
 
     def descendants(self) -> list[psutil.Process]:
