@@ -24,8 +24,9 @@ from ..support.fork_server import executable
 from .draw import Mutant, draw, probed
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ["recipe/async_dapo/core", "recipe/async_dapo/rollout", "recipe/async_dapo/startup"]
-TESTS = ["tests/core", "tests/coroutines", "tests/startup"]
+_PLACES = ("core", "rollout", "startup", "extensions/checks")
+FOLDERS = [f"recipe/async_dapo/{place}" for place in _PLACES]
+TESTS = ["tests/core", "tests/coroutines", "tests/startup", "tests/extensions/checks"]
 CALLERS = 12
 ALL_S, EACH_S = 3600.0, 120.0  # the longest that all tests take, and those of a mutant: an endless one is noticed, too
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "outputs", "site", "__pycache__", ".*_cache", ".hypothesis")

@@ -13,6 +13,7 @@ from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup.data_check import Prompts, check_data
+from recipe.async_dapo.startup.model_check import load_by_verl
 from recipe.async_dapo.startup.preflight import check_all, findings
 
 from ..support.composed_runs import refusal, row, rows, write_lines, write_parquet
@@ -21,12 +22,16 @@ from ..support.composed_runs import refusal, row, rows, write_lines, write_parqu
 LONGEST_PROMPT = 24
 
 
+def seen_in(config: DictConfig) -> tuple[list[dict], str]:
+    return check_data(config, AsyncDAPOConfig.from_hydra(config), Prompts(config, load_by_verl(config)))
+
+
 def check(config: DictConfig) -> list[dict]:
-    return check_data(config, AsyncDAPOConfig.from_hydra(config), Prompts(config))[0]
+    return seen_in(config)[0]
 
 
 def left_out(config: DictConfig) -> str:
-    return check_data(config, AsyncDAPOConfig.from_hydra(config), Prompts(config))[1]
+    return seen_in(config)[1]
 
 
 IMAGE = [{"role": "user", "content": [{"type": "image"}]}]

@@ -10,7 +10,8 @@ from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 from docs.declared import OPTIONS_FILE, declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig, checkpoints_to_keep
 from recipe.async_dapo.config.values import ConfigError, ConfigErrors, alternatives
-from recipe.async_dapo.startup.verl_options import MAY_BE_NULL, NODES, NUMBERS, SWITCHES, TEXTS, check_types
+from recipe.async_dapo.startup.keys import verls_own
+from recipe.async_dapo.startup.verl_options import MAY_BE_NULL, NODES, NUMBERS, SWITCHES, TEXTS, TYPES, check_types
 
 from ..support.composed_runs import ComposeRun, of_options
 
@@ -127,6 +128,16 @@ def test_a_value_is_taken_or_refused_by_name_as_the_table_says(run, key):
         elif key not in NUMBERS or value == "null":
             errors = of_options(with_value(run, key, value))
             assert any(error.startswith(f"{key}=") and ": must " in error for error in errors), (value, errors)
+
+
+@pytest.mark.parametrize(("kind", "value", "said"), [(float, "nan", "a number;"), (bool, "off", "True or False, or")])
+def test_what_is_no_number_or_no_switch_is_refused_by_name_in_options_that_no_table_has_too(run, kind, value, said):
+    own = [key for key, default in verls_own("dp").items() if isinstance(default, kind) and key not in TYPES]
+    others = {key for key in own if not key.startswith("async_dapo.")}
+    assert len(others) > 30  # that nobody leaves out a kind of node
+    with pytest.raises(ConfigErrors) as found:
+        check_types(run(*(f"++{key}={value}" for key in others)))
+    assert {error.args[0] for error in found.value.errors if f"={value}: must be {said}" in str(error)} == others
 
 
 def test_a_text_as_a_switch_is_refused_by_name(run):

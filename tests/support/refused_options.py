@@ -44,7 +44,6 @@ bypass actor.policy_loss.loss_mode=gpg -> decoupled
 actor.policy_loss.loss_mode=dppo_tv actor.clip_ratio_low=0.15 -> actor.ppo_mini_batch_size=2
 bypass actor.policy_loss.loss_mode=dppo_kl -> actor.clip_ratio_high=0.05
 actor.policy_loss.loss_mode=geo_mean -> actor.policy_loss.loss_mode=gspo
-actor.policy_loss.loss_mode=dro -> ++actor.policy_loss.dro_beta=0.1
 bypass mask actor.policy_loss.loss_mode=gspo -> actor.policy_loss.loss_mode=vanilla
 bypass mask async_dapo.max_tokens_per_round=4 -> async_dapo.max_staleness=null
 none correction.rollout_is=token -> decoupled
@@ -55,6 +54,8 @@ bypass actor.policy_loss.loss_mode=bypass_mode -> actor.policy_loss.loss_mode=va
 bypass correction.loss_type=reinforce -> correction.rollout_is=token
 decoupled correction.rollout_is_threshold=null -> correction.rollout_is_threshold=2.0
 correction.rollout_is_threshold=0.5_5 -> correction.rollout_is_threshold=0.5_5.0
+correction.rollout_is_threshold=nan_2.0 -> correction.rollout_is_threshold=0.5_2.0
+correction.rollout_rs=token_k1 correction.rollout_rs_threshold=0.5_nan -> correction.rollout_rs_threshold=0.5_2.0
 async_dapo.max_concurrent_prompts=50000 async_dapo.rollout_pool_size=null -> async_dapo.rollout_pool_size=auto
 async_dapo.rollout_pool_size=10000000 -> async_dapo.rollout_pool_size=10
 async_dapo.max_loads_per_server=2016 rollout.max_num_seqs=2000 -> async_dapo.max_loads_per_server=2015
@@ -100,7 +101,6 @@ reward_model reward.reward_model.enable_resource_pool=False -> reward.reward_mod
 reward_model reward.reward_model.rollout.free_cache_engine=True -> reward.reward_model.rollout.free_cache_engine=False
 reward_model reward.custom_reward_function.path=null -> reward.custom_reward_function.path=a.py
 overlong reward.reward_manager.name=naive -> reward.reward_manager.name=dapo
-overlong overlong.len=33 -> overlong.len=8
 overlong reward.reward_kwargs.max_resp_len=64 -> reward.reward_kwargs.max_resp_len=32
 algorithm.filter_groups.metric=null -> algorithm.filter_groups.enable=False
 rollout.n=1 -> algorithm.filter_groups.enable=False

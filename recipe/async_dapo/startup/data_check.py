@@ -27,7 +27,6 @@ from .agent_loop_check import (
     may_score_itself,
     tool_schemas,
 )
-from .model_check import load_by_verl
 
 SAMPLE_ROWS = 512  # of an option's files together; where they have no more, all of them
 _LONGEST = 16  # prompts, by their bytes, that are looked at, too
@@ -50,16 +49,19 @@ _OTHER_SAMPLES = (
 class Prompts:
     """Renders prompts as agent loops do, and counts their tokens.
 
+    Args:
+        model: verl's `HFModelConfig`.
+
     Raises:
-        ConfigError: if the model cannot be loaded, or its chat template fails.
+        ConfigError: if such a model cannot be trained here, or its chat template fails.
     """
 
-    def __init__(self, config: DictConfig) -> None:
+    def __init__(self, config: DictConfig, model: Any) -> None:
         from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
         from ..rollout.codec import codec
 
-        self.model, self._data = load_by_verl(config), config.data
+        self.model, self._data = model, config.data
         codec().check_model(config, self.model)
         self._tools = tool_schemas(config)
         self.unit = f"tokens, schemas of {len(self._tools)} tools included" if self._tools else "tokens"

@@ -1,7 +1,6 @@
 """The facts of a run that rules are judged by: verl's options and this recipe's, and what follows from them."""
 
 import math
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -170,5 +169,7 @@ class Run:
     @property
     def largest_weight(self) -> float:
         """That the correction leaves; infinite where verl reads none."""
-        upper = str(self.correction.rollout_is_threshold).rpartition("_")[2]
-        return float(upper) if re.fullmatch(r"\d+\.?\d*", upper) else math.inf
+        try:
+            return float(str(self.correction.rollout_is_threshold).rpartition("_")[2])
+        except ValueError:
+            return math.inf

@@ -311,6 +311,12 @@ def default_config(engine: str) -> DictConfig:
 
 
 @cache
+def verls_own(engine: str) -> dict[str, Any]:
+    """Every option that verl's yaml or the recipe's has, with its value as it is written there."""
+    return dict(options_of(default_config(engine)))
+
+
+@cache
 def known_keys(engine: str) -> Node:
     """What is known with one of verl's training engines."""
     root = _of_yaml(default_config(engine), "")

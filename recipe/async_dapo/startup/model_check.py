@@ -107,13 +107,16 @@ def load_by_verl(config: DictConfig, of: str = "actor_rollout_ref") -> Any:
         raise refused(config, f"{of}.model.path", f"verl cannot load it: {why}; correct path or options") from error
 
 
-def check_model(config: DictConfig) -> None:
+def check_model(config: DictConfig, model: Any) -> None:
     """Check how it is computed, and its context.
+
+    Args:
+        model: verl's `HFModelConfig`.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    model, wrong = load_by_verl(config), WRONG_LOG_PROBS if config.model_engine == "dp" else ()
+    wrong = WRONG_LOG_PROBS if config.model_engine == "dp" else ()
     check_each(
         [
             partial(check_rules, wrong, ModelSetup.of(config, model), config),

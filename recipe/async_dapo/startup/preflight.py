@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -20,9 +20,6 @@ from .agent_loop_check import WARNING, first_line
 from .keys import UnreadKey, unread_keys, without
 from .users_code import name_files_plainly, shipped_modules
 from .verl_options import check_types
-
-if TYPE_CHECKING:
-    from .data_check import Prompts
 
 logger = logging.getLogger(__name__)
 
@@ -49,28 +46,28 @@ class Finding:
 
 
 @dataclass(slots=True, kw_only=True)
-class DataSeen:
-    """What the check of the data leaves to those after it.
+class Seen:
+    """What checks leave to those after them.
 
     Attributes:
         rows: one of each data source, as verl's data set gives it; None: the data were refused.
-        made: the run's model, and how it is given prompts, once something has asked for it.
     """
 
     config: DictConfig
     rows: list[dict[str, Any]] | None = None
-    made: "Prompts | None" = None
+    _model: Any = None
 
-    def prompts(self) -> "Prompts":
-        """
+    def model(self) -> Any:
+        """The `HFModelConfig` that verl makes, once for all checks: to load a tokenizer takes seconds.
+
         Raises:
-            ConfigError: if the model cannot be loaded, or its chat template fails.
+            ConfigError: if it cannot be loaded.
         """
-        if self.made is None:
-            from .data_check import Prompts
+        if self._model is None:
+            from .model_check import load_by_verl
 
-            self.made = Prompts(self.config)
-        return self.made
+            self._model = load_by_verl(self.config)
+        return self._model
 
 
 def check_all(config: DictConfig) -> None:
@@ -138,10 +135,10 @@ def _run(name: str, check: Check) -> Iterator[Finding]:
 
 def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
     """The checks of a run by their names, in order: the core's, and those that extensions put around them."""
-    data = DataSeen(config=config)
-    checks = _essential(config, options, data)
+    seen = Seen(config=config)
+    checks = _essential(config, options, seen)
     for name in _with_checks():
-        checks = load(name, declared()[name].checks)(checks, config, options, data)
+        checks = load(name, declared()[name].checks)(checks, config, options, seen)
     return checks
 
 
@@ -149,22 +146,22 @@ def _with_checks() -> list[str]:
     return [name for name, one in declared().items() if one.checks]
 
 
-def _essential(config: DictConfig, options: AsyncDAPOConfig, seen: DataSeen) -> dict[str, Check]:
+def _essential(config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict[str, Check]:
     """Without these a run could train something else than was asked for, lose what it has, or stand still. They are
     imported here, once the versions have been looked at.
 
     Args:
-        seen: the check of the data fills it.
+        seen: the check of the data puts its rows there.
     """
     from .agent_loop_check import check_agent_loop
-    from .data_check import check_data
+    from .data_check import Prompts, check_data
     from .model_check import check_model
     from .output_check import check_output_folders, check_resume
     from .rules import check_options
     from .verl_options import check_engine_arguments, check_verl_options
 
     def data() -> str:
-        rows, told = check_data(config, options, seen.prompts())
+        rows, told = check_data(config, options, Prompts(config, seen.model()))
         seen.rows = rows
         return WARNING + told if told else f"sources {', '.join(sorted(row['data_source'] for row in rows))}"
 
@@ -176,5 +173,5 @@ def _essential(config: DictConfig, options: AsyncDAPOConfig, seen: DataSeen) -> 
         "checkpoint": partial(check_resume, config),
         "agent loop and tools": partial(check_agent_loop, config),
         "data": data,
-        "model": partial(check_model, config),
+        "model": lambda: check_model(config, seen.model()),
     }

@@ -5,6 +5,7 @@ still, or lose what it has. Each row was checked against the installed wheels.
 """
 
 import math
+import re
 from functools import partial
 from typing import Any
 
@@ -175,10 +176,6 @@ RULES: tuple[Rule, ...] = (
          "0.05 for dppo_kl, 0.15 for dppo_tv"),
     Rule(LOSS_MODE, lambda it: it.get(LOSS_MODE) == "geo_mean",
          "adds up means of micro batches, so that its gradient grows with their number; use gspo"),
-    Rule(_ACTOR + "policy_loss.dro_beta",
-         lambda it: it.get(LOSS_MODE) == "dro"
-         and not (isinstance(beta := it.actor.policy_loss.dro_beta, int | float) and beta > 0),
-         "loss_mode=dro fails without it after the first rollout; set a positive number, or another loss_mode"),
     Rule(LOSS_MODE, lambda it: it.corrects(BYPASS) and needs_bypass_loss(it.correction)
          and it.get(LOSS_MODE) not in ("vanilla", "bypass_mode", "gpg"),
          "is replaced by verl's bypass loss, which rollout_rs and loss_type=reinforce need; leave it at vanilla"),
@@ -207,6 +204,10 @@ RULES: tuple[Rule, ...] = (
     Rule(_CORRECTION + "rollout_is_threshold", lambda it: it.largest_weight < 1,
          "cuts the weights of new tokens, too; set 1 or more, as a band lower_upper with a decimal point at its end: "
          "Hydra reads 0.5_5 as 0.55, and 0.5_5.0 as it stands"),
+    *(Rule(_CORRECTION + name, partial(lambda it, name: "nan" in re.split(r"[_,\s]+", str(it.correction[name]).lower()),
+                                       name=name),
+           "nan is no bound: no weight, or no token, would be left; set a number")
+      for name in ("rollout_is_threshold", "rollout_rs_threshold")),
 
     Rule("async_dapo.max_concurrent_prompts",
          lambda it: it.options.rollout_pool_size is None and it.requests >= MAX_PENDING_CALLS,
@@ -341,8 +342,6 @@ RULES: tuple[Rule, ...] = (
     Rule(_OVERLONG + "enable", lambda it: it.overlong.enable and it.reward.reward_manager.source == "register"
          and it.reward.reward_manager.name in verls_reward_managers() - {"dapo"},
          "is ignored by reward.reward_manager.name={it.reward.reward_manager.name}; use dapo, or disable it"),
-    Rule(_OVERLONG + "len", lambda it: it.overlong.enable and it.overlong.len > it.options.max_response_length,
-         "is more than data.max_response_length={it.options.max_response_length}, the longest answer; lower it"),
     Rule(_REWARD + "max_resp_len",
          lambda it: it.overlong.enable and it.reward.reward_kwargs.max_resp_len != it.options.max_response_length,
          "must equal data.max_response_length={it.options.max_response_length}, where responses end"),

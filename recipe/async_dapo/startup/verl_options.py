@@ -5,7 +5,9 @@ Every row of `IGNORED` was checked against the installed wheel: nothing on the V
 act in verl's older trainer, so scripts still carry them.
 """
 
+import math
 import re
+from collections.abc import Iterator
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +29,7 @@ from ..config.values import (
     typed,
 )
 from ..runtime.shipping import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
-from .keys import UnreadKey, changed
+from .keys import UnreadKey, changed, engine_of, options_of, verls_own
 from .old_keys import successor
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
@@ -282,7 +284,8 @@ def check_types(config: DictConfig) -> None:
         ConfigError: naming key, value and remedy.
     """
     check_each([partial(_check_node, config, key) for key in NODES])
-    check_each([partial(_check_type, config, key, kind) for key, kind in TYPES.items()])
+    types = (partial(_check_type, config, key, kind) for key, kind in TYPES.items())
+    check_each([*types, *(partial(_check_kind, *one) for one in _others(config))])
 
 
 def _check_node(config: DictConfig, key: str) -> None:
@@ -295,6 +298,23 @@ def _check_type(config: DictConfig, key: str, kind: Any) -> None:
     value = OmegaConf.select(config, key, default=_ABSENT)
     if value is not _ABSENT:
         typed(kind, list(value) if isinstance(value, ListConfig) else value, key)
+
+
+def _others(config: DictConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Options of verl's that are in no table, with their values and verl's own. What the user's code reads may be what
+    the user likes.
+    """
+    own = verls_own(engine_of(config))
+    for key, value in options_of(config):
+        if key in own and key not in TYPES and not key.startswith("async_dapo."):
+            yield key, value, own[key]
+
+
+def _check_kind(key: str, value: Any, own: Any) -> None:
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError(key, value, "must be a number; set one, or leave it out")
+    if isinstance(own, bool) and isinstance(value, str) and "${" not in value:
+        typed(bool | None, value, key)
 
 
 def check_verl_options(config: DictConfig) -> None:

@@ -9,7 +9,7 @@ from ...config.options import AsyncDAPOConfig
 from ...config.values import check_each
 from ...startup.agent_loop_check import WARNING
 from ...startup.facts import Run
-from ...startup.preflight import Check, DataSeen
+from ...startup.preflight import Check, Seen
 from .choices import check_values
 from .environment import check_environment
 from .folders import check_folders
@@ -18,9 +18,7 @@ from .reward import check_reward
 from .weights import check_host_memory, check_weights
 
 
-def all_checks(
-    core: dict[str, Check], config: DictConfig, options: AsyncDAPOConfig, seen: DataSeen
-) -> dict[str, Check]:
+def all_checks(core: dict[str, Check], config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict[str, Check]:
     """
     Args:
         core: its checks, by their names.
@@ -28,16 +26,16 @@ def all_checks(
     """
 
     def reward() -> str:
-        function, odd = check_reward(config, options, seen.rows)
+        function, odd = check_reward(config, options, seen.rows, seen.model)
         return WARNING + odd if odd else function
 
     further: dict[str, Check] = {
         "options together": _in_turn(lambda: check_values(Run.of(config, options)), core["options together"]),
         "vLLM's arguments": _in_turn(core["vLLM's arguments"], partial(check_argument_names, config)),
         "verl's own checks": partial(check_by_verl, config),
-        "environment": _warned(check_environment, config),
+        "environment": _warned(partial(check_environment, config)),
         "output folders": _in_turn(core["output folders"], partial(check_folders, config)),
-        "model": _in_turn(core["model"], _warned(lambda config: check_weights(config, seen.made), config)),
+        "model": _in_turn(core["model"], _warned(lambda: check_weights(config, seen.model()))),
         "host memory": partial(check_host_memory, config),
         "reward function": reward,
     }
@@ -46,11 +44,11 @@ def all_checks(
     return {name: further.get(name) or core[name] for name in names}
 
 
-def _warned(check: Callable[[DictConfig], str], config: DictConfig) -> Check:
+def _warned(check: Callable[[], str]) -> Check:
     """A check that tells what is missing."""
 
     def warned() -> str:
-        lacks = check(config)
+        lacks = check()
         return WARNING + lacks if lacks else ""
 
     return warned

@@ -214,7 +214,9 @@ def check_values(run: Run) -> None:
         ConfigError: naming key, value and remedy.
     """
     choices = [
-        partial(check_choice, key, value, list(known())) for key, chosen, known in CHOICES for value in chosen(run)
+        partial(check_choice, key, value, dict.fromkeys(known()))
+        for key, chosen, known in CHOICES
+        for value in chosen(run)
     ]
     tried = [partial(_try, run, *row) for row in TRIED]
     optimizers = [partial(_check_optimizer, run.get(key), key) for model, key in _OPTIMIZERS.items()

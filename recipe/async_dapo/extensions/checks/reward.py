@@ -1,6 +1,7 @@
 """Rewards: the function is tried once per data source, by verl's reward manager, before a cluster starts."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,6 @@ from ...config.options import AsyncDAPOConfig
 from ...config.values import ConfigError, refused
 from ...rollout.reward_isolation import RewardNotLoaded, RewardProcesses, function_of
 from ...runtime.containment import contained
-from ...startup.model_check import load_by_verl
 from ...startup.preflight import NOT_TRIED
 from .choices import find_manager
 
@@ -22,11 +22,16 @@ WRONG = "I do not know."
 FORMS = ("{}", "Answer: {}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>")
 
 
-def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]] | None) -> tuple[str, str]:
+def check_reward(
+    config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]] | None, model: Callable[[], Any]
+) -> tuple[str, str]:
     """Score two answers to each row, an empty one and its ground truth, as the reward workers do, and store the
     group as a run does. Then see whether the ground truth scores as a wrong answer does.
 
     Custom reward managers, reward models, sandboxes and functions that use Ray are not tried: they need the cluster.
+
+    Args:
+        model: makes verl's `HFModelConfig`, or has it.
 
     Returns:
         The function, in words, or why it was not tried; and what is odd about its scores.
@@ -49,7 +54,7 @@ def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[s
             return f"{NOT_TRIED}{options.reward_function}: {why}", ""
     assert rows is not None
     once = replace(options, reward=replace(options.reward, max_retries=0))
-    odd = asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES]))
+    odd = asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES], model().tokenizer))
     return options.reward_function, "; ".join(odd)
 
 
@@ -61,13 +66,14 @@ def _is_known(manager: str) -> bool:
     return True
 
 
-async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> list[str]:
+async def _check_rows(
+    config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]], tokenizer: Any
+) -> list[str]:
     from .trial_group import TrialGroups
 
     custom = config.reward.custom_reward_function
     function = function_of(config, timeout_s=options.reward.timeout_s)
     processes = RewardProcesses(function, limit=1)
-    tokenizer = load_by_verl(config).tokenizer
     # verl asks no function for what an agent loop of the user's has scored.
     may_score_themselves = custom.path is None and bool(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
     odd: list[str] = []

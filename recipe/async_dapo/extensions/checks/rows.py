@@ -7,10 +7,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from ...config.options import checkpoints_to_keep
-from ...config.values import SUFFIX_MODULE, SUFFIX_PACKAGE, Drafts, Rule, own_head_drafts
+from ...config.values import SUFFIX_MODULE, SUFFIX_PACKAGE, Drafts, ImportanceSampling, Rule, own_head_drafts
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _VLLM, _VALIDATION = "actor_rollout_ref.model.", _ROLLOUT + "engine_kwargs.vllm.", _ROLLOUT + "val_kwargs."
+_BYPASS = ImportanceSampling.BYPASS
+_OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg."
 _MODELS = {"actor": _ACTOR, "ref": _REF, "critic": "critic."}
 _SHARDS = {
     "actor": _ACTOR + "fsdp_config.fsdp_size",
@@ -102,6 +104,17 @@ ROWS: tuple[Rule, ...] = (
     Rule(_ROLLOUT + "moe_load_balance_metrics_interval",
          lambda it: it.rollout.moe_load_balance_metrics_interval and not it.rollout.enable_rollout_routing_replay,
          f"counts the experts that engines tell of; set {_ROLLOUT}enable_rollout_routing_replay=True, or 0"),
+    *(Rule(f"{_ACTOR}{engine}.router_replay.mode",
+           partial(lambda it, own: it.model_engine == own and it.replays == "R2" and it.corrects(_BYPASS), own=engine),
+           "takes experts that a pass of log-probs has noted, and async_dapo.importance_sampling=bypass has no such "
+           f"pass; choose decoupled, or R3 with {_ROLLOUT}enable_rollout_routing_replay=True")
+      for engine in ("megatron", "veomni")),
+    Rule(_ACTOR + "policy_loss.dro_beta",
+         lambda it: it.actor.policy_loss.loss_mode == "dro"
+         and not (isinstance(beta := it.actor.policy_loss.dro_beta, int | float) and beta > 0),
+         "loss_mode=dro fails without it after the first rollout; set a positive number, or another loss_mode"),
+    Rule(_OVERLONG + "len", lambda it: it.overlong.enable and it.overlong.len > it.options.max_response_length,
+         "is more than data.max_response_length={it.options.max_response_length}, the longest answer; lower it"),
     Rule("async_dapo.drafts", lambda it: it.options.drafts is Drafts.SUFFIX and find_spec(SUFFIX_MODULE) is None,
          _PACKAGE),
     Rule(_VLLM + "speculative_config.method",

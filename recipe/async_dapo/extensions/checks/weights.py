@@ -11,17 +11,16 @@ from omegaconf import DictConfig
 from safetensors import safe_open
 
 from ...config.values import Drafts, check_each, refused
-from ...startup.data_check import Prompts
 from ...startup.model_check import load_by_verl
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
 _LAYER = re.compile(r"(?:model\.|language_model\.)*layers\.(\d+)\.")
 
 
-def check_weights(config: DictConfig, prompts: Prompts | None) -> str:
+def check_weights(config: DictConfig, model: Any) -> str:
     """
     Args:
-        prompts: with the model; None if it has to be loaded first.
+        model: verl's `HFModelConfig`.
 
     Returns:
         What the models lack, in words; empty if they are whole.
@@ -30,7 +29,6 @@ def check_weights(config: DictConfig, prompts: Prompts | None) -> str:
         ConfigError: naming key, value and remedy.
     """
     told: list[str] = []
-    model = load_by_verl(config) if prompts is None else prompts.model
     check_each(
         [
             lambda: told.append(_lacks_weights(config, model, "actor_rollout_ref.model.path")),

@@ -28,6 +28,10 @@ ref ref.log_prob_micro_batch_size_per_gpu=5 -> ref.log_prob_micro_batch_size_per
 megatron actor.ppo_micro_batch_size_per_gpu=null -> actor.ppo_micro_batch_size_per_gpu=4
 rollout.tensor_model_parallel_size=2 -> trainer.n_gpus_per_node=2
 rollout.moe_load_balance_metrics_interval=1 -> rollout.enable_rollout_routing_replay=True
+megatron bypass actor.megatron.router_replay.mode=R2 -> decoupled
+model_engine=veomni bypass actor.veomni.router_replay.mode=R2 -> decoupled
+actor.policy_loss.loss_mode=dro -> ++actor.policy_loss.dro_beta=0.1
+overlong overlong.len=33 -> overlong.len=8
 async_dapo.drafts=suffix -arctic_inference -> async_dapo.drafts=null
 vllm.speculative_config={method:suffix} -arctic_inference -> ngram
 ngram vllm.logits_processors=[a.Processor] -> vllm.logits_processors=null
