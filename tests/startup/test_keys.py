@@ -1,7 +1,6 @@
 """Keys that nobody reads are named, with what was meant; keys whose readers take anything pass."""
 
 import random
-import string
 from itertools import takewhile
 
 import pytest
@@ -14,6 +13,7 @@ from recipe.async_dapo.startup.overrides import CommandLine, compose_what_is_rig
 from recipe.async_dapo.startup.preflight import findings
 
 from ..support.composed_runs import compose_run, of_options
+from ..support.misspelt_sets import misspelt_set
 
 ROLLOUT = "actor_rollout_ref.rollout"
 NOTHING = "nothing reads it"
@@ -168,48 +168,6 @@ def test_what_hydra_cannot_read_or_apply_has_a_remedy_of_ours(override, said):
     assert (config.trainer.nnodes, config.async_dapo.max_staleness) == (3, 2)
 
 
-def misspelt(key: str, rng: random.Random) -> str:
-    """One letter is missing, doubled, swapped with the next, or another one."""
-    at = rng.choice([place for place, letter in enumerate(key) if letter.isalpha()])
-    return rng.choice(
-        [
-            key[:at] + key[at + 1 :],
-            key[: at + 1] + key[at:],
-            key[:at] + key[at : at + 2][::-1] + key[at + 2 :],
-            key[:at] + rng.choice(string.ascii_lowercase) + key[at + 1 :],
-        ]
-    )
-
-
-VALUES = ["null", "-1", "0", "1", "0.5", "nan", ".inf", "True", "some", "''", "[]", "{}", "auto", "[a,1]", "{a:1}"]
-
-
-def judge_a_misspelt_set(seed: int) -> None:
-    """Options of the recipe and of verl with their own values, one key misspelt, and one value replaced."""
-    rng = random.Random(seed)
-    engine = rng.choice(keys.ENGINES)
-    root = keys.known_keys(engine)
-    values = {key: value for key, value in keys.options_of(keys.default_config(engine)) if "_target_" not in key}
-    *chosen, original, replaced = rng.sample(sorted(values), rng.randint(3, 12))
-    wrong = misspelt(original, rng)
-    if keys.find(root, wrong) or not all(wrong.split(".")):
-        return
-    texts = [f"{rng.choice(['', '++'])}{key}={written(values[key])}" for key in chosen]
-    texts += [f"++{replaced}={rng.choice(VALUES)}", f"{rng.choice(['', '+', '++'])}{wrong}={written(values[original])}"]
-    rng.shuffle(texts)
-    config, errors = compose_what_is_right(CommandLine(overrides=(f"model_engine={engine}", *texts)))
-    assert isinstance(config, DictConfig)
-    said = [*errors, *(one.error for one in before_verls_own(config) if one.error is not None)]
-    assert any(error.args[0] == wrong or error.args[0].startswith(f"{wrong}.") for error in said), (seed, texts, said)
-    assert not any("<not checked>" in str(error) for error in said), (seed, texts, said)
-
-
-def written(value: object) -> str:
-    if isinstance(value, str):
-        return "'" + value.replace("'", "\\'") + "'"
-    return "null" if value is None else str(value)
-
-
 def before_data(config: DictConfig):
     return takewhile(lambda found: found.name != "environment", findings(config))
 
@@ -230,12 +188,9 @@ def cached_yaml():
 @given(st.integers(0, 2**32))
 @settings(max_examples=15)
 def test_a_misspelt_key_is_named_whatever_stands_beside_it(cached_yaml, seed):
-    judge_a_misspelt_set(seed)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("part", range(4))
-def test_each_of_two_thousand_misspelt_keys_is_named(cached_yaml, part):
-    for seed in range(part * 500, (part + 1) * 500):
-        judge_a_misspelt_set(seed)
+    drawn = misspelt_set(random.Random(seed))
+    config, errors = compose_what_is_right(CommandLine(overrides=tuple(drawn.overrides)))
+    assert isinstance(config, DictConfig)
+    said = [*errors, *(one.error for one in before_verls_own(config) if one.error is not None)]
+    assert any(map(drawn.is_named, said)), said
+    assert not any("<not checked>" in str(error) for error in said), said

@@ -1,5 +1,6 @@
 """No set of options ends a check in a traceback."""
 
+import random
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,13 +12,18 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from recipe.async_dapo.extensions.checks import reward
 from recipe.async_dapo.extensions.checks.choices import CHOICES, TRIED
 from recipe.async_dapo.extensions.checks.rows import ROWS
+from recipe.async_dapo.rollout.reward_isolation import RewardFunction, RewardProcesses
+from recipe.async_dapo.startup import overrides as startup_overrides
+from recipe.async_dapo.startup.overrides import CommandLine, compose_what_is_right
 from recipe.async_dapo.startup.preflight import findings
 from recipe.async_dapo.startup.rules import RULES
 from recipe.async_dapo.startup.verl_options import FIXED, IGNORED, NODES, SHADOWED, TYPES
 
-from ....support.composed_runs import compose_run, of_options
+from ....support.composed_runs import compose_run, of_options, valid_overrides
+from ....support.misspelt_sets import VALUES, misspelt_set
 from ....support.refusals import in_full
 from ....support.refused_options import LINES
 
@@ -29,17 +35,20 @@ KEYS = [
     *(key for key, *_ in (*FIXED, *IGNORED, *SHADOWED, *CHOICES, *TRIED)),
     *(one.key for one in (*RULES, *ROWS)),
 ]
-VALUES = ["null", "-1", "0", "1", "3", "0.5", "nan", ".inf", "True", "some", "''", "[]", "{}", "auto", "[a,1]", "{a:1}"]
 WORDS = sorted({word for line in LINES for word in in_full(line.replace("->", " ")) if not word.startswith("-")})
 ANY = st.one_of(st.sampled_from(WORDS), st.builds("++{}={}".format, st.sampled_from(KEYS), st.sampled_from(VALUES)))
+
+
+def is_whole(error: str) -> bool:
+    """With a key, and a remedy: what a check did not foresee has none."""
+    return re.match(r"[\w.' -]+=.*: .+", error, re.DOTALL) is not None and "<not checked>" not in error
 
 
 def judged(run, overrides: list[str], judge: Callable[[DictConfig], list[str]]) -> None:
     with suppress(OmegaConfBaseException, HydraException):  # an override of a node that another one has replaced
         config = run(*overrides)
         errors = judge(config)
-        assert all(re.match(r"[\w.' -]+=.*: .+", error, re.DOTALL) for error in errors), "no key or no remedy"
-        assert not [error for error in errors if "<not checked>" in error]
+        assert all(map(is_whole, errors)), errors
 
 
 @given(st.lists(ANY, min_size=1, max_size=6))
@@ -49,9 +58,39 @@ def test_no_set_of_options_ends_in_a_traceback(run, overrides):
     judged(run, overrides, of_options)
 
 
+@pytest.fixture(scope="module")
+def shared():
+    """What all sets can have together: verl's yaml is read once, and each reward function has one process, which takes
+    longer to start than all checks.
+    """
+    kept: dict[str, RewardProcesses] = {}
+
+    class Kept(RewardProcesses):
+        def close(self) -> None:
+            """Others go on with it."""
+
+    def processes(function: RewardFunction, *, limit: int) -> RewardProcesses:
+        return kept.setdefault(f"{function}", Kept(function, limit=limit))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(startup_overrides, "_compose", lambda line, texts: compose_run(texts))
+        patch.setattr(reward, "RewardProcesses", processes)
+        yield
+    for one in kept.values():
+        RewardProcesses.close(one)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@given(st.lists(ANY, min_size=1, max_size=6))
-@settings(deadline=None, max_examples=2_000)
-def test_no_set_of_options_ends_any_check_in_a_traceback(run, overrides):
-    judged(run, overrides, lambda config: [str(one.error) for one in findings(config) if one.error is not None])
+@pytest.mark.parametrize("part", range(8))
+def test_each_of_two_thousand_misspelt_keys_is_named_and_no_check_ends_in_a_traceback(files, shared, part):
+    """All checks, of the valid run with options of its own, a value replaced, a key misspelt, and what rows refuse."""
+    for seed in range(part * 250, (part + 1) * 250):
+        rng = random.Random(seed)
+        drawn = misspelt_set(rng)
+        texts = [*valid_overrides(files), *drawn.overrides, *rng.sample(WORDS, rng.randint(0, 2))]
+        config, errors = compose_what_is_right(CommandLine(overrides=tuple(texts)))
+        assert config is not None
+        said = [*errors, *(one.error for one in findings(config) if one.error is not None)]
+        assert any(map(drawn.is_named, said)), (seed, texts, said)
+        assert all(is_whole(str(error)) for error in said), (seed, texts, said)
