@@ -3,6 +3,7 @@
 Rows of single runs stay in the files of `assets/`.
 """
 
+import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,8 +15,11 @@ from benchmarks.faults import summary as faults
 from benchmarks.learning import draw as learning
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.support.tables import markdown
+from recipe.async_dapo_lab.gpu_check import __main__ as gpu_check
+from recipe.async_dapo_lab.gpu_check import minute
 
 ASSETS = Path(__file__).parents[1] / "assets"
+MINUTE = ASSETS / "gpu" / "minute_on_a_cpu.json"
 QUICK_START = ASSETS / "quickstart" / "runs.csv"
 GRID = {
     "setting": "Simulated setting",
@@ -65,6 +69,25 @@ def grid() -> str:
         f"colocate_async's share in {(ahead > 0).sum()} settings, by {ahead.max():.2f} at most.\n"
         f"- **Bound**, all engines full: {bound:.3f} of colocate_async's step, in the last row. "
         "Only [cheaper tokens](drafts.md) pass it.\n"
+    )
+
+
+def first_minute() -> pd.DataFrame:
+    """A whole run of `gpu_check --minute` on a CPU, with the limits that its checks have on a GPU."""
+    limits = {part.name: (part.limit_s, str(part.finding)) for part in minute.PARTS.values()}
+    limits |= {gpu_check.training.CASES[0].name: (gpu_check.STEP_LIMIT_S, "13")}
+    limits |= {gpu_check.SEPARATE: (gpu_check.SEPARATE_LIMIT_S, "4, 5")}
+    checks = [one for one in json.loads(MINUTE.read_text())["checks"] if one["check"] in limits]
+    return pd.DataFrame(
+        {
+            "Check": one["check"],
+            "Finding": limits[one["check"]][1],
+            "Limit on a GPU [s]": f"{limits[one['check']][0]:.0f}",
+            "Took here [s]": f"{one['seconds']:.1f}",
+            "Verdict": one["status"],
+            "Found": one["found"],
+        }
+        for one in checks
     )
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from benchmarks.defaults import draw as defaults
 from benchmarks.hours import summary as hours
+from benchmarks.reach import summary as reach
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.sources import draw as sources
 from benchmarks.speed_ups import summary as speed_ups
@@ -91,7 +92,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "verl's options": table(declared.verl_defaults),
     },
     "docs/metrics.md": {"is it helping": table(declared.healthy_ranges)},
-    "docs/models.md": {"support": table(support)},
+    "docs/models.md": {"support": table(support), "reach": table(reach.counts)},
+    "docs/gpu.md": {"first minute": table(evidence.first_minute)},
     "docs/cluster.md": {"memory": table(memory_table)},
     "docs/separate.md": {"measured": evidence.separate_measured},
     "docs/plan_check_rehearse.md": {
