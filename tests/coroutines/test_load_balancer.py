@@ -193,6 +193,20 @@ async def test_given_an_engine_of_two_nodes_when_one_s_server_dies_while_nothing
     assert list(lost) == ["a"] and lost["a"].startswith("engine 0 died: ") and engines["a"].is_dead
 
 
+async def test_given_a_run_that_is_over_when_its_engines_end_then_none_of_them_counts_as_lost():
+    """The last lines of a good run were deaths of its engines."""
+    engines = handles("ab")
+    lb = GlobalLoadBalancer(engines, router_options(1))
+    for name, engine in engines.items():
+        await lb.watch(name, f"engine {name}", [engine])
+    await settle()
+    await lb.end()
+    for engine in engines.values():
+        engine.kill()
+    await settle()
+    assert await lb.lost_engines() == {}
+
+
 async def test_given_an_agent_loop_that_generates_twice_in_parallel_under_one_id_then_both_answers_are_whole() -> None:
     it = world()
     first = it.generate()
