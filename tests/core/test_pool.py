@@ -4,7 +4,6 @@ from random import Random
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from recipe.async_dapo.core.ledger import InexactBatch, Ledger, LedgerError, check_batch
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
@@ -12,26 +11,18 @@ from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
 
-from ..support.pool_run import Run
+from ..support.pool_run import Run, runs
 
 
-@given(
-    random=st.randoms(use_true_random=True),
-    target=st.integers(1, 3),
-    over_sampling=st.integers(1, 6),
-    strategy_keeps=st.booleans(),
-    stop_rule=st.sampled_from(StopRuleName),
-    max_staleness=st.sampled_from([None, 0, 1, 2]),
-)
+@given(run=runs())
 def test_given_any_rounds_when_settled_then_each_prompt_is_in_one_term_and_exactly_the_target_is_trained_once(
-    random, target, over_sampling, strategy_keeps, stop_rule, max_staleness
+    run: Run,
 ) -> None:
-    run = Run(random, target, over_sampling, strategy_keeps, stop_rule, max_staleness)
     for _ in range(5):
         run.one_step()
-        if random.random() < 0.4:
+        if run.random.random() < 0.4:
             run.restart_from_checkpoint()
-    assert len(set(run.trained)) == 5 * target
+    assert len(set(run.trained)) == 5 * run.target
 
 
 def summary_of(outcomes: list[GroupOutcome], started: list[str]) -> RoundSummary:

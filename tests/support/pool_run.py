@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from hypothesis import strategies as st
+
 from recipe.async_dapo.core.mix import Mix
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
@@ -60,6 +62,11 @@ class Run:
     watches: Sequence[PoolWatch] = ()
 
     def __post_init__(self) -> None:
+        self.pool = self.new_pool()
+
+    def watched_by(self, *watches: PoolWatch) -> None:
+        """Of a run that has not begun."""
+        self.watches = watches
         self.pool = self.new_pool()
 
     @property
@@ -259,3 +266,16 @@ class Run:
         state = deepcopy(self.pool.state())
         self.pool = self.new_pool()
         self.pool.restore(state)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """With options by chance."""
+    return Run(
+        random=draw(st.randoms(use_true_random=True)),
+        target=draw(st.integers(1, 3)),
+        over_sampling=draw(st.integers(1, 6)),
+        strategy_keeps=draw(st.booleans()),
+        stop_rule=draw(st.sampled_from(StopRuleName)),
+        max_staleness=draw(st.sampled_from([None, 0, 1, 2])),
+    )

@@ -4,29 +4,17 @@ from collections import Counter
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from recipe.async_dapo.core.ledger import Ledger, LedgerError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.extensions.sources.accounts import ANSWERED, TERMS, Accounts
 
-from ....support.pool_run import Run, fresh_group
+from ....support.pool_run import Run, fresh_group, runs
 
 
-@given(
-    random=st.randoms(use_true_random=True),
-    target=st.integers(1, 3),
-    over_sampling=st.integers(1, 6),
-    strategy_keeps=st.booleans(),
-    stop_rule=st.sampled_from(StopRuleName),
-    max_staleness=st.sampled_from([None, 0, 1, 2]),
-)
-def test_given_any_rounds_then_each_source_accounts_for_its_prompts_over_a_checkpoint_too(
-    random, target, over_sampling, strategy_keeps, stop_rule, max_staleness
-) -> None:
-    accounts = Accounts()
-    run = Run(random, target, over_sampling, strategy_keeps, stop_rule, max_staleness, watches=[accounts])
+@given(run=runs())
+def test_given_any_rounds_then_each_source_accounts_for_its_prompts_over_a_checkpoint_too(run: Run) -> None:
+    run.watched_by(accounts := Accounts())
     for _ in range(5):
         run.one_step()
         closed = accounts.take()
@@ -35,7 +23,7 @@ def test_given_any_rounds_then_each_source_accounts_for_its_prompts_over_a_check
         held = run.pool.check_ledger()
         assert sum(own["drawn"] for own in closed.values()) == held["drawn"] - held["deferred"]
         assert sum(own["waiting"] for own in closed.values()) == held["waiting"] + held["buffered"]
-        if random.random() < 0.4:
+        if run.random.random() < 0.4:
             state = accounts.accounts()
             run.watches = [accounts := Accounts()]
             accounts.go_on(state)
