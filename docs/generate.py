@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.defaults import draw as defaults
+from benchmarks.evaluation import summary as evaluation
 from benchmarks.hours import summary as hours
 from benchmarks.reach import summary as reach
 from benchmarks.side_by_side import summary as side_by_side
@@ -100,7 +101,11 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "engines": table(declared.engines),
         "reference setting": table(evidence.reference_setting),
     },
-    "docs/sources.md": {"as drawn": table(sources.as_drawn), "shared": table(sources.shared)},
+    "docs/sources.md": {
+        "as drawn": table(sources.as_drawn),
+        "shared": table(sources.shared),
+        "validation": table(evaluation.table),
+    },
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},
     "docs/off_policy.md": {"recommendation": partial(evidence.learned, "recommendation")},

@@ -140,7 +140,9 @@ class Sources(StrEnum):
 BALANCED = Sources.BALANCED
 Weight = Annotated[float, Meta(gt=0, le=1e15)]  # a finite number
 # Of a batch by data source; what counts is how they compare.
-Shares = Annotated[dict[str, Weight], Meta(min_length=1, description="shares by data source, {NAME: NUMBER, ...}")]
+Shares = Annotated[
+    dict[str | int, Weight], Meta(min_length=1, description="shares by data source, {NAME: NUMBER, ...}")
+]
 
 
 class Auto(StrEnum):

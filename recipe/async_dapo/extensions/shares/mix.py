@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import ceil
 
 from ...core.mix import Carried, Mix
 from ...core.outcome import JUDGED, GroupOutcome, Verdict
@@ -63,12 +62,14 @@ class SourceMix(Mix):
         self._shares: dict[str, Fraction] = {}
         self._owed: dict[str, Fraction] = {}
         self._own: dict[str, OverSampling] = {}
+        self._most: dict[str, int] | None = None  # that can be trained before tokens sampled now are too stale
         self.targets: dict[str, int] = {}
+        self.without_share: dict[str, int] = {}  # groups that are held of sources which have none, by source
 
     def begin(self, shares: Mapping[str, Fraction]) -> None:
         """The shares of the batch are known; their sum is 1."""
         self._shares, self._owed = dict(shares), dict.fromkeys(shares, Fraction(0))
-        self.targets = self._next_targets()
+        self._plan()
         size = self.over_sampling.batch_size
         held = None if size is None else apportion(size, self._shares)
         self._own = {
@@ -80,13 +81,35 @@ class SourceMix(Mix):
             for source, target in self.targets.items()
         }
 
-    def _next_targets(self) -> dict[str, int]:
+    def _plan(self) -> None:
+        """Targets of the next step, and how much it and the later steps train that its tokens are not too stale for."""
+        self.targets = self._targets(self._owed)
+        for source, own in self._own.items():
+            own.target_valid_groups = self.targets[source]
+        if self._versions is None:
+            return
+        owed, targets, most = self._owed, self.targets, Counter(self.targets)
+        for _ in range(self._versions - 1):
+            owed = self._left_over(owed, targets)
+            targets = self._targets(owed)
+            most.update(targets)
+        self._most = dict(most)
+
+    def _targets(self, owed: Mapping[str, Fraction]) -> dict[str, int]:
+        """Of a step, given what rounding has left over before it."""
         count = self.over_sampling.target_valid_groups
         if not self._carries:
             return apportion(count, self._shares)
-        wanted = {source: count * share + self._owed[source] for source, share in self._shares.items()}
+        wanted = {source: count * share + owed[source] for source, share in self._shares.items()}
         least = {source: max(Fraction(0), groups) for source, groups in wanted.items()}
         return apportion(count, least)
+
+    def _left_over(self, owed: dict[str, Fraction], targets: Mapping[str, int]) -> dict[str, Fraction]:
+        """What rounding has left over after a step."""
+        if not self._carries:
+            return owed
+        batch = self.over_sampling.target_valid_groups
+        return {source: groups + batch * self._shares[source] - targets[source] for source, groups in owed.items()}
 
     def part_of(self, group: PromptGroup) -> str:
         return group.source
@@ -96,18 +119,20 @@ class SourceMix(Mix):
         return {source: self._quota(source, counts[source]) for source in self.targets}
 
     def _quota(self, source: str, carried: int) -> Quota:
-        own, target, batch = self._own[source], self.targets[source], self.over_sampling.target_valid_groups
-        most = None if self._versions is None else max(target, ceil(self._versions * batch * self._shares[source]))
+        own = self._own[source]
         return Quota(
-            target_valid_groups=target,
+            target_valid_groups=self.targets[source],
             carried_valid_groups=carried,
-            most_trainable=most,
+            most_trainable=None if self._most is None else self._most[source],
             valid_share=own.valid_share,
             counted_share=own.counted_share,
             begins_ahead=self._begins_ahead,
         )
 
     def missing(self, at_hand: Mapping[str, AtHand]) -> dict[str, int]:
+        self.without_share = {
+            source: groups.certain + groups.open for source, groups in at_hand.items() if source not in self._own
+        }
         counts = {source: own.missing(at_hand.get(source, NOTHING)) for source, own in self._own.items()}
         return {source: count for source, count in counts.items() if count}
 
@@ -119,7 +144,10 @@ class SourceMix(Mix):
         }
 
     def batch_unit(self, part: str) -> int:
-        return max(1, self._own[part].batch_unit)
+        """That of the whole batch, for each source: in a few prompts, one that is rarely valid may have no valid group
+        by chance.
+        """
+        return self.over_sampling.batch_unit
 
     def take(self, carried: Sequence[Carried]) -> list[str]:
         left, taken = Counter(self.targets), []
@@ -132,15 +160,8 @@ class SourceMix(Mix):
 
     def _go_on(self) -> None:
         """The next step's batch."""
-        batch = self.over_sampling.target_valid_groups
-        if self._carries:
-            self._owed = {
-                source: owed + batch * self._shares[source] - self.targets[source]
-                for source, owed in self._owed.items()
-            }
-        self.targets = self._next_targets()
-        for source, own in self._own.items():
-            own.target_valid_groups = self.targets[source]
+        self._owed = self._left_over(self._owed, self.targets)
+        self._plan()
 
     def observe(self, partial_share: float, outcomes: Iterable[GroupOutcome]) -> None:
         outcomes = list(outcomes)
@@ -163,6 +184,4 @@ class SourceMix(Mix):
         for source, kept in state.over_sampling.items():
             if source in self._own:
                 self._own[source].restore(kept)
-        self.targets = self._next_targets()
-        for source, own in self._own.items():
-            own.target_valid_groups = self.targets[source]
+        self._plan()

@@ -5,6 +5,7 @@ loader's order, which mixes them, would leave ever more prompts of the others be
 itself, shuffled anew in each pass.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,10 +16,14 @@ from ...config.values import BALANCED, ConfigError
 from ...core.mix import Mix
 from ...core.over_sampling import OverSampling
 from ...core.round_parts import ALL
+from ...core.staleness import VersionShares
 from ...core.trajectory import PromptGroup
+from ...rollout.reports import RoundRecord
 from ...training.checkpoints import from_bytes, to_bytes
 from ...training.source import Loader, Rows, Source
 from .mix import SharesState, SourceMix
+
+logger = logging.getLogger(__name__)
 
 OPTION = "async_dapo.sources"
 
@@ -58,6 +63,7 @@ class SharedSource(Source):
         self._passes: dict[str, tuple[int, list[int]]] = {}  # that each is in, by its number
         self._mix: SourceMix | None = None
         self._kept = b""  # of a checkpoint, in a run without shares
+        self._told: set[str] = set()  # sources without a share whose held groups the log has told of
 
     @property
     def held(self) -> int:
@@ -98,10 +104,13 @@ class SharedSource(Source):
         asked, there = self._options.sources, self._rows
         if not isinstance(asked, dict):
             return _parts({name: Fraction(len(rows)) for name, rows in there.items()})
-        if absent := sorted(asked.keys() - there.keys()):
+        shares = {str(name): Fraction(str(share)) for name, share in asked.items()}  # 1 is the source "1"
+        if absent := sorted(shares.keys() - there.keys()):
             named = ", ".join(map(repr, sorted(there)))
             raise ConfigError(OPTION, dict(asked), f"the data have no source {absent[0]!r}; theirs are {named}")
-        return _parts({name: Fraction(str(share)) for name, share in asked.items()})
+        if unnamed := {name: len(rows) for name, rows in sorted(there.items()) if name not in shares}:
+            logger.info("%s: prompts of sources that have no share are not drawn: %s", OPTION, unnamed)
+        return _parts(shares)
 
     def draw(self, count: int, step: int, part: str = ALL) -> list[PromptGroup]:
         if self._mix is None:
@@ -121,6 +130,13 @@ class SharedSource(Source):
             rows = order(self._rows[source], source=source, number=number, seed=self._data.seed)
             self._passes[source] = number, rows
         return rows
+
+    def closed(self, record: RoundRecord, versions: VersionShares) -> dict[str, float]:
+        held = {} if self._mix is None else self._mix.without_share
+        if held.keys() - self._told:
+            logger.info("%s: groups of sources that have no share wait until they have one: %s", OPTION, held)
+            self._told |= held.keys()
+        return {}
 
     def state(self) -> bytes:
         return self._kept if self._mix is None else to_bytes(ReadState(shares=self._mix.state(), read=dict(self._read)))

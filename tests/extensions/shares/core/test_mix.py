@@ -1,5 +1,6 @@
 """Shares: whole numbers of groups, exact in each step or over steps, and what is held, drawn and taken for them."""
 
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -20,10 +21,15 @@ SHARES = (
 
 
 def mix_of(
-    shares: dict[str, Fraction], target: int = 8, *, carries: bool = False, batch: int | None = None
+    shares: dict[str, Fraction],
+    target: int = 8,
+    *,
+    carries: bool = False,
+    batch: int | None = None,
+    versions: int | None = 2,
 ) -> SourceMix:
     over_sampling = OverSampling(target_valid_groups=target, batch_size=batch)
-    mix = SourceMix(over_sampling, carries=carries, versions=2, begins_ahead=True)
+    mix = SourceMix(over_sampling, carries=carries, versions=versions, begins_ahead=True)
     mix.begin(shares)
     return mix
 
@@ -48,6 +54,29 @@ def test_what_rounding_leaves_over_is_made_up_for_in_later_steps(shares, target:
         trained = {source: trained[source] + count for source, count in mix.targets.items()}
         assert all(abs(count - step * target * shares[source]) < 2 for source, count in trained.items())
         mix.take([])
+
+
+@given(
+    shares=SHARES,
+    target=st.integers(1, 20),
+    carries=st.booleans(),
+    versions=st.integers(1, 4),
+    before=st.integers(0, 5),
+)
+def test_as_many_groups_are_begun_as_the_steps_that_may_train_on_them_take(
+    shares, target: int, carries: bool, versions: int, before: int
+) -> None:
+    mix = mix_of(shares, target, carries=carries, versions=versions)
+    for _ in range(before):
+        mix.take([])
+    most = {source: quota.most_trainable for source, quota in mix.quotas([]).items()}
+    trained: Counter[str] = Counter()
+    for _ in range(versions):
+        trained.update(mix.targets)
+        mix.take([])
+    assert most == {source: trained[source] for source in shares}
+    unlimited = mix_of(shares, target, carries=carries, versions=None).quotas([])
+    assert {quota.most_trainable for quota in unlimited.values()} == {None}
 
 
 def test_named_shares_are_the_same_in_each_step() -> None:

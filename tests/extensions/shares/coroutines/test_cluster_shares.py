@@ -79,6 +79,24 @@ def trained(cluster: MixedCluster, steps: int) -> list[Counter[str]]:
     return found
 
 
+def test_a_share_that_is_rounded_down_begins_no_group_that_would_be_too_old_when_it_is_its_turn(start) -> None:
+    """A third of four groups is one in every step: while answers of the other source are long, two are begun."""
+    strategy, rule = RolloutStrategy.PARTIAL, StopRuleName.FIRST_COMPLETED
+    shares = {EASY: 1.0, HARD: 2.0}
+    settings = opts(sources=shares, rollout_strategy=strategy, stop_rule=rule, max_staleness=1)
+    cluster = start(settings, MixedCluster, task=task())
+    assert trained(cluster, 8) == [{EASY: 1, HARD: 3}] * 8
+    assert cluster.buffer.pool.ledger.retired == 0
+
+
+def test_a_tiny_share_that_is_rarely_valid_may_take_as_many_prompts_as_a_batch_has_times_the_limit(start) -> None:
+    """One group in ten of the second source is valid: three batches of its own share would be six prompts."""
+    rare = replace(task(), metric_of=lambda ids: float(ids[1] == 0 and (DATA[ids[0]] == EASY or ids[0] % 10 == 0)))
+    shares, limit = {EASY: 7.0, HARD: 1.0}, FilterConfig(metric="acc", max_num_gen_batches=3)
+    cluster = start(opts(sources=shares, target_valid_groups=8, filter=limit), MixedCluster, task=rare)
+    assert trained(cluster, 4) == [{EASY: 7, HARD: 1}] * 4
+
+
 @pytest.mark.slow
 @STRATEGIES
 @pytest.mark.parametrize("rule", list(StopRuleName))
@@ -105,6 +123,20 @@ def test_a_killed_run_goes_on_with_the_shares_and_the_next_prompts_of_each_sourc
         passes = [row for number in range(9) for row in order(rows, source=name, number=number, seed=0)]
         picked = [row for row in crashed.picked + cluster.picked if DATA[row] == name]
         assert picked == passes[: len(picked)], "prompts were left out, or drawn again"
+
+
+def test_the_log_says_once_that_groups_of_a_source_without_a_share_wait(start, caplog) -> None:
+    kept = {"rollout_strategy": RolloutStrategy.PARTIAL, "stop_rule": StopRuleName.FIRST_COMPLETED}
+    crashed = start(opts(**kept), MixedCluster, task=task())
+    trained(crashed, 3)
+    held = crashed.buffer.pool.at_hand[HARD]
+    crashed.options = opts(sources={EASY: 1.0}, **kept)
+    with caplog.at_level("INFO"):
+        cluster = resumed(start, crashed)
+        cluster.source_of = crashed.source_of
+        assert trained(cluster, 3) == [{EASY: 4}] * 3
+    said = [line for line in caplog.messages if "wait until they have one" in line]
+    assert len(said) == 1 and said[0].endswith(f"{{'{HARD}': {held.certain + held.open}}}")
 
 
 def test_a_source_that_is_never_valid_ends_the_run_in_a_sentence_that_names_it(start) -> None:

@@ -16,8 +16,8 @@ from ....support.simulated_options import options
 class Data:
     """Rows of two sources."""
 
-    sources = ("sums", "code", "sums", "sums")
-    seed = 0
+    def __init__(self, *sources: str) -> None:
+        self.sources, self.seed = sources, 0
 
     def pick(self, rows: Any) -> list[PromptGroup]:
         return [PromptGroup(uid=str(row), prompt={}, drawn_at_step=1, trajectories=[]) for row in rows]
@@ -28,11 +28,12 @@ class HoldsBack(Loader):
 
 
 def source(loader: Loader | None = None, **changes: Any) -> SharedSource:
-    return SharedSource(options(**changes), Loader(lambda count: [], Data()) if loader is None else loader)
+    data = Data("sums", "code", "sums", "sums")
+    return SharedSource(options(**changes), Loader(lambda count: [], data) if loader is None else loader)
 
 
-def with_shares(shares: Any, batch: int = 4) -> SharedSource:
-    made = source(sources=shares, target_valid_groups=batch)
+def with_shares(shares: Any, batch: int = 4, loader: Loader | None = None) -> SharedSource:
+    made = source(loader, sources=shares, target_valid_groups=batch)
     made.mix(OverSampling(target_valid_groups=batch, batch_size=None))
     made.begin()
     return made
@@ -54,3 +55,13 @@ def test_a_named_source_that_would_have_no_group_of_a_batch_is_refused() -> None
     assert with_shares({"sums": 3.0, "code": 1.0}).mix
     with pytest.raises(ConfigError, match=r"async_dapo.sources=.*'code' has no group of a batch of 4"):
         with_shares({"sums": 30.0, "code": 1.0})
+
+
+def test_sources_that_are_numbers_are_named_by_numbers() -> None:
+    assert with_shares({1: 1.0, "2": 3.0}, loader=Loader(lambda count: [], Data("1", "2", "2"))).draw(1, 1, "1")
+
+
+def test_the_log_says_which_prompts_have_no_share(caplog) -> None:
+    with caplog.at_level("INFO"):
+        with_shares({"sums": 1.0}, loader=Loader(lambda count: [], Data("sums", "code", "prose", "prose")))
+    assert "prompts of sources that have no share are not drawn: {'code': 1, 'prose': 2}" in caplog.text
