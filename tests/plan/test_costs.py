@@ -143,12 +143,42 @@ def test_given_fewer_kv_heads_than_gpus_then_each_keeps_a_copy():
         ("{", "JSON"),
         ('{"hidden_size": 64}', "num_hidden_layers"),
         ('{"kv_lora_rank": 512}', "latent attention is not modelled"),
+        ('{"num_hidden_layers": "36"}', "its config.json has num_hidden_layers='36', needs a whole number in 1..10000"),
+        ('{"text_config": 3}', "its config.json has text_config=3, needs an object"),
     ],
 )
 def test_given_a_config_json_that_says_too_little_then_the_error_names_what_is_missing(tmp_path, config, words):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ConfigError, match=words):
         load_model(str(tmp_path))
+
+
+DENSE = {**PRESETS["qwen3-8b"], "sliding_window": 4096, "sliding_window_pattern": 6}
+SEEING = {"text_config": PRESETS["qwen3-4b"], "vision_config": PRESETS["qwen3.5-35b-a3b"]["vision_config"]}
+# Lists of layers, and other names of what the others say.
+OTHER_FIELDS = ("layer_types", "num_local_experts", "n_shared_experts", "attention_chunk_size", "model_type")
+JSON = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+ANY_JSON = st.recursive(JSON, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5)
+
+
+@given(st.data(), ANY_JSON | st.integers(0, 2**40))
+def test_whatever_a_field_of_a_config_json_holds_then_sizes_are_sizes_or_the_error_names_it(data, value):
+    whole = data.draw(st.sampled_from((DENSE, QWEN3_NEXT_80B, SEEING)))
+    within = data.draw(st.sampled_from(("text_config", "vision_config", None) if whole is SEEING else (None,)))
+    part = whole if within is None else whole[within]
+    key = data.draw(st.sampled_from((*part, *OTHER_FIELDS)))
+    changed = {**part, key: value}
+    size, said = None, ""
+    try:
+        size = shape_of(changed if within is None else {**whole, within: changed}, name="any")
+    except ConfigError as error:
+        said = str(error)
+    if size is None:
+        assert said.startswith("model=any: its config.json ")
+        return
+    assert 0 < size.active_parameters <= size.parameters < 1e40
+    assert size.kv_bytes_per_token + size.window_bytes_per_token > 0
+    assert min(size.full_layers, size.window_layers, size.window_tok, size.state_bytes) >= 0
 
 
 def test_given_a_kv_cache_of_half_the_bytes_then_twice_as_many_tokens_fit_and_are_read_in_the_same_time():

@@ -16,13 +16,15 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from recipe.async_dapo.config.values import ConfigError, RolloutStrategy
+from recipe.async_dapo_lab.plan import fit as fitting
 from recipe.async_dapo_lab.plan.__main__ import main
 from recipe.async_dapo_lab.plan.candidates import recipe_candidates
 from recipe.async_dapo_lab.plan.fit import fit, promise
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.record import FILTERED, STALEST, SURPLUS, Record, read_record
+from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
-from recipe.async_dapo_lab.plan.sweep import sweep
+from recipe.async_dapo_lab.plan.sweep import simulate, sweep
 from recipe.async_dapo_lab.plan.systems import verl_colocate_async
 
 JOB: dict[str, Any] = {
@@ -192,6 +194,20 @@ def test_a_record_that_cannot_be_planned_from_says_what_to_give(metrics, tmp_pat
     steps = [{key: value for key, value in (step | change).items() if value is not None} for step in metrics]
     with pytest.raises(ConfigError, match=words):
         fit(read_record(logged(tmp_path / "bad.jsonl", steps)), JOB | given, mode)
+
+
+def test_each_speed_of_engines_that_is_simulated_is_judged(record, monkeypatch):
+    simulated: list[Scenario] = []
+
+    def counted(scenario: Scenario, *arguments: Any, **options: Any) -> Any:
+        simulated.append(scenario)
+        return simulate(scenario, *arguments, **options)
+
+    monkeypatch.setattr(fitting, "simulate", counted)
+    monkeypatch.setattr(fitting, "MOST_TRIES", 1)
+    with pytest.raises(ConfigError, match="no speed of the engines explains"):
+        fit(record, JOB, None)
+    assert len(simulated) == 1
 
 
 @pytest.mark.slow

@@ -69,11 +69,17 @@ def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_a
     assert str(options.folder) in config.trainer.default_local_dir, "a rehearsal wrote into the run's checkpoints"
 
 
-def test_before_its_first_step_a_rehearsal_says_how_long_it_takes(stand_in_run):
-    config = stand_in_run("rehearsal.speedup=20", "rehearsal.steps=6")
+DRAFTS = ("async_dapo.drafts=suffix", "rehearsal.drafts_accepted=1.5", "rehearsal.drafts_accepted_ratio=1")
+
+
+@pytest.mark.parametrize("drafts", [(), DRAFTS], ids=("plain", "drafts"))
+def test_before_its_first_step_a_rehearsal_says_how_long_it_takes(stand_in_run, drafts):
+    config = stand_in_run("rehearsal.speedup=20", "rehearsal.steps=6", *drafts)
     options = RehearsalOptions.from_hydra(config)
     emulate(config, options)
-    bound_s = bound_of(options.scenario(config)).step_s
+    scenario = options.scenario(config)
+    bound_s = bound_of(scenario, drafts=bool(drafts)).step_s
+    assert not drafts or bound_s < 0.9 * bound_of(scenario).step_s
     least, most = ((60 + 6 * bound_s / share / 20) / 60 for share in (1, 0.5))
     said = how_long(config, options)
     assert f"about {least:.0f} to {most:.0f} min" in said and f"6 steps of {bound_s:.0f} virtual s or more" in said
@@ -106,6 +112,14 @@ def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, m
 
     with pytest.raises(ConfigError, match=message):
         check()
+
+
+def test_engines_of_a_rehearsal_take_the_factor_that_a_record_was_fitted_with(stand_in_run):
+    costs = [
+        RehearsalOptions.from_hydra(config).step_cost(config)
+        for config in (stand_in_run(), stand_in_run("rehearsal.engine_factor=1.7"))
+    ]
+    assert costs[0].times(1.7) == costs[1] != costs[0]
 
 
 OWN = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method:suffix}"

@@ -57,8 +57,12 @@ class Bound:
         return self.rollout_s + self.log_prob_s + self.train_s + self.update_s
 
 
-def bound_of(scenario: Scenario, *, filters: bool = True) -> Bound:
-    """Of engines that do not draft. A single answer is never filtered."""
+def bound_of(scenario: Scenario, *, filters: bool = True, drafts: bool = False) -> Bound:
+    """
+    Args:
+        filters: groups without signal; a single answer is never filtered.
+        drafts: of engines that draft.
+    """
     groups = scenario.workload().answers(SAMPLE)
     lens_tok = np.array([group.response_lens_tok for group in groups], dtype=float)
     keeps_all = not filters or scenario.rollout_n == 1
@@ -69,7 +73,7 @@ def bound_of(scenario: Scenario, *, filters: bool = True) -> Bound:
     sums = batch * whole.mean(), batch * (whole**2).mean()
     cost = scenario.training_cost()
     per_server = best_tokens_per_s(
-        scenario.step_cost(),
+        scenario.step_cost(drafts=drafts),
         lens_tok.ravel(),
         prompt_len_tok=scenario.prompt_len_tok,
         max_num_seqs=scenario.max_num_seqs,

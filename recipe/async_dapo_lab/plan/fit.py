@@ -274,29 +274,30 @@ def fit_engines(
         return mean.rollout_s, mean.step_s, max(wanted_s, 0.01 * record.step_s)
 
     factor, slope, fastest, slowest = inputs.engine_factor, 1.0, FASTEST, SLOWEST
-    rollout_s, step_s, wanted_s = planned(factor)
-    nearest = math.inf, factor, rollout_s, step_s
+    nearest = math.inf, factor, 0.0, 0.0
+    before: tuple[float, float] | None = None
     for _ in range(MOST_TRIES):
+        rollout_s, step_s, wanted_s = planned(factor)
         nearest = min(nearest, (abs(rollout_s - wanted_s), factor, rollout_s, step_s))
         if abs(rollout_s / wanted_s - 1) <= CLOSE:
             return nearest[1:]
+        if before is not None:
+            moved = math.log(rollout_s / before[1]) / math.log(factor / before[0])
+            slope = min(2.0, max(0.3, moved))
+        before = factor, rollout_s
         fastest, slowest = (factor, slowest) if rollout_s < wanted_s else (fastest, factor)
         tried = factor * (wanted_s / rollout_s) ** (1 / slope)
         if not FASTEST <= tried <= SLOWEST:
             break
-        if not fastest < tried < slowest:
-            tried = math.sqrt(fastest * slowest)
-        before_s = rollout_s
-        rollout_s, step_s, wanted_s = planned(tried)
-        moved = math.log(rollout_s / before_s) / math.log(tried / factor)
-        factor, slope = tried, min(2.0, max(0.3, moved))
+        factor = tried if fastest < tried < slowest else math.sqrt(fastest * slowest)
     if nearest[0] <= candidate_in(inputs.scenario()).system.habits.poll_s / 2:
         return nearest[1:]  # a rollout ends at a look of the trainer's: it grows in jumps
     raise ConfigError(
         "record",
         record.path,
-        f"no speed of the engines explains a rollout of {wanted_s:.0f} s: at {factor:.2f} times the constants' seconds "
-        f"it takes {rollout_s:.0f} s; check servers, tensor_parallel_size, lengths, training_s and recorded_mode",
+        f"no speed of the engines explains a rollout of {wanted_s:.0f} s: at {nearest[1]:.2f} times the constants' "
+        f"seconds it takes {nearest[2]:.0f} s; check servers, tensor_parallel_size, lengths, training_s and "
+        "recorded_mode",
     )
 
 

@@ -8,9 +8,7 @@ from msgspec import Meta
 from ...async_dapo.config.values import (
     MOST_DRAFT_TOK,
     ConfigError,
-    Count,
     NotNegative,
-    Positive,
     RolloutStrategy,
     Share,
     SomeShare,
@@ -28,10 +26,17 @@ from .workload import BLOCK
 MOST_CUT = 0.9  # of responses, that may be as long as the limit [0-1]
 LEAST_VALID_SHARE = 0.005  # of groups, that is worth simulating [0-1]
 KV_BYTES = {"auto": 1.0, "fp8": 0.5}  # of a value, compared with bf16
-FromZero = Annotated[float, Meta(ge=0, description="a number >= 0")]
+# Ranges that no machine and no job leaves: a number outside of them is a slip.
+FromZero = Annotated[float, Meta(ge=0, le=1e6, description="a number in 0..1e6")]
+Amount = Annotated[float, Meta(ge=1e-6, le=1e6, description="a number in 1e-6..1e6")]
+Reached = Annotated[float, Meta(ge=1e-3, le=1, description="a number in 0.001..1")]
+Factor = Annotated[float, Meta(ge=0.01, le=100, description="a number in 0.01..100")]
+Many = Annotated[int, Meta(ge=1, le=1_000_000, description="a whole number in 1..1000000")]
+KvBytes = Annotated[float, Meta(ge=1, le=1e9, description="a number in 1..1e9")]
 Sigma = Annotated[float, Meta(ge=0, le=4, description="a number in 0..4")]
-PromptTok = Annotated[int, Meta(ge=1, le=1_000_000, description="a whole number in 1..1000000")]
 ResponseTok = Annotated[int, Meta(ge=1, le=10_000_000, description="a whole number in 1..10000000")]
+Warmup = Annotated[int, Meta(ge=0, le=1_000_000, description="a whole number in 0..1000000")]
+LengthTok = Annotated[float, Meta(gt=0, le=1e9, description="a number > 0 and <= 1e9")]
 DraftTok = Annotated[float, Meta(ge=0, le=MOST_DRAFT_TOK, description=f"a number in 0..{MOST_DRAFT_TOK}")]
 
 
@@ -42,25 +47,25 @@ class Inputs:
     model: Annotated[
         str, f"Hugging Face config.json, the folder that holds it, or a preset: {', '.join(MODEL_PRESETS)}"
     ] = "qwen3-8b"
-    weight_gb: Annotated[Positive | None, "weights [1e9 bytes]; null = from the model's config.json, bf16"] = None
-    kv_bytes_per_token: Annotated[Positive | None, "KV cache of a token [bytes]; null = from config.json, bf16"] = None
+    weight_gb: Annotated[Amount | None, "weights [1e9 bytes]; null = from the model's config.json, bf16"] = None
+    kv_bytes_per_token: Annotated[KvBytes | None, "KV cache of a token [bytes]; null = from config.json, bf16"] = None
     kv_cache_dtype: Annotated[
         str, "engine_kwargs.vllm.kv_cache_dtype: auto = the model's, fp8 = half the bytes of kv_bytes_per_token"
     ] = "auto"
     accelerator: Annotated[str, f"preset: {', '.join(ACCELERATORS)}"] = DEFAULT_ACCELERATOR
-    memory_gb: Annotated[Positive | None, "of one accelerator [1e9 bytes]; null = the preset's"] = None
-    bandwidth_tb_s: Annotated[Positive | None, "of its memory, peak [TB/s]; null = the preset's"] = None
-    bf16_tflop_s: Annotated[Positive | None, "dense peak [TFLOP/s]; null = the preset's"] = None
-    servers: Annotated[Count, "vLLM servers [count]"] = 8
-    tensor_parallel_size: Annotated[Count, "accelerators per server [count]"] = 1
+    memory_gb: Annotated[Amount | None, "of one accelerator [1e9 bytes]; null = the preset's"] = None
+    bandwidth_tb_s: Annotated[Amount | None, "of its memory, peak [TB/s]; null = the preset's"] = None
+    bf16_tflop_s: Annotated[Amount | None, "dense peak [TFLOP/s]; null = the preset's"] = None
+    servers: Annotated[Many, "vLLM servers [count]"] = 8
+    tensor_parallel_size: Annotated[Many, "accelerators per server [count]"] = 1
     gpu_memory_utilization: Annotated[SomeShare, "actor_rollout_ref.rollout.gpu_memory_utilization [0-1]"] = 0.85
-    max_num_seqs: Annotated[Count, "actor_rollout_ref.rollout.max_num_seqs [requests]"] = 256
-    train_batch_size: Annotated[Count, "B, data.train_batch_size [prompt groups]"] = 512
-    rollout_n: Annotated[Count, "n, actor_rollout_ref.rollout.n [trajectories per group]"] = 16
+    max_num_seqs: Annotated[Many, "actor_rollout_ref.rollout.max_num_seqs [requests]"] = 256
+    train_batch_size: Annotated[Many, "B, data.train_batch_size [prompt groups]"] = 512
+    rollout_n: Annotated[Many, "n, actor_rollout_ref.rollout.n [trajectories per group]"] = 16
     max_response_length: Annotated[ResponseTok, "data.max_response_length [tokens]"] = 16384
-    prompt_len_tok: Annotated[PromptTok, "of a prompt, on average [tokens]"] = 200
+    prompt_len_tok: Annotated[Many, "of a prompt, on average [tokens]"] = 200
     lengths: Annotated[str | None, "JSONL file of response lengths, or a run's metrics.jsonl; null = log-normal"] = None
-    length_median_tok: Annotated[Positive, "of the log-normal [tokens]"] = 4000.0
+    length_median_tok: Annotated[LengthTok, "of the log-normal [tokens]"] = 4000.0
     length_sigma: Annotated[Sigma, "of the logarithm"] = 0.9
     length_correlation: Annotated[Share, "of lengths within a group [0-1]; measured if a file names groups"] = 0.5
     valid_share: Annotated[SomeShare, "share of groups that pass DAPO's filter [0-1]"] = 0.6
@@ -69,35 +74,35 @@ class Inputs:
     log_prob_s: Annotated[
         FromZero, "with training_s: the pass of log-probs before an update, in steps that have one [s]"
     ] = 0.0
-    training_flop_share: Annotated[SomeShare, "of peak that training reaches [0-1]"] = 0.35
+    training_flop_share: Annotated[Reached, "of peak that training reaches [0-1]"] = 0.35
     updates: Annotated[
-        Count, "of a step: mini-batches times epochs; before a single one no log-probs are computed [count]"
+        Many, "of a step: mini-batches times epochs; before a single one no log-probs are computed [count]"
     ] = 16
     gpus_per_rank: Annotated[
-        Count, "that train on the same sequences: Ulysses, or Megatron's tensor x pipeline x context parallel [count]"
+        Many, "that train on the same sequences: Ulysses, or Megatron's tensor x pipeline x context parallel [count]"
     ] = 1
     update_s: Annotated[FromZero, "engines to sleep and back, with new weights [s]"] = 5.0
     engine: Annotated[str, f"whose constants: {', '.join(ENGINES)}"] = DEFAULT_ENGINE
-    bandwidth_share: Annotated[SomeShare | None, "of peak that decoding reaches [0-1]; null = the engine's"] = None
+    bandwidth_share: Annotated[Reached | None, "of peak that decoding reaches [0-1]; null = the engine's"] = None
     step_overhead_ms: Annotated[
         FromZero | None, "of one decode step, on top of memory traffic [ms]; null = the engine's"
     ] = None
     request_overhead_ms: Annotated[
         FromZero | None, "of one decode step, per running request [ms]; null = the engine's"
     ] = None
-    prefill_flop_share: Annotated[SomeShare | None, "of peak that prefill reaches [0-1]; null = the engine's"] = None
+    prefill_flop_share: Annotated[Reached | None, "of peak that prefill reaches [0-1]; null = the engine's"] = None
     all_reduce_us: Annotated[
         FromZero | None, "of a sum over the GPUs of a server, two a layer in each decode step [us]; null = the engine's"
     ] = None
-    engine_factor: Annotated[Positive, "seconds of the engines over those of the constants; --record fits it"] = 1.0
+    engine_factor: Annotated[Factor, "seconds of the engines over those of the constants; --record fits it"] = 1.0
     calibrate: Annotated[str | None, "JSONL record of a real engine, whose decode step replaces the constants"] = None
     drafts_accepted: Annotated[
         DraftTok | None, "drafted tokens that a request has accepted in a step, on average [tokens]; null = no drafts"
     ] = None
-    drafts_accepted_ratio: Annotated[SomeShare, "share of the drafted tokens that are accepted [0-1]"] = 0.4
+    drafts_accepted_ratio: Annotated[Reached, "share of the drafted tokens that are accepted [0-1]"] = 0.4
     strategies: Annotated[list[RolloutStrategy] | None, f"to try, of {', '.join(RolloutStrategy)}; null = all"] = None
-    steps: Annotated[Count | None, "steps to average over [count]; null = as many as the batch size needs"] = None
-    warmup: Annotated[NotNegative | None, "steps before, until the buffer is full [count]; null = as needed"] = None
+    steps: Annotated[Many | None, "steps to average over [count]; null = as many as the batch size needs"] = None
+    warmup: Annotated[Warmup | None, "steps before, until the buffer is full [count]; null = as needed"] = None
     seed: Annotated[NotNegative, "decides every random number"] = 0
 
     @classmethod

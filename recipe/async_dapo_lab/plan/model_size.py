@@ -15,6 +15,7 @@ _WINDOWED = ("sliding_attention", "chunked_attention")
 # Where a config.json has a window but not its layers, all but each n-th layer of these models have it.
 _WINDOW_PATTERNS = {"gemma2": 2, "gemma3_text": 6}
 BYTES_PER_VALUE = 2  # bf16 weights and KV cache
+_MOST, _MOST_LAYERS = 100_000_000, 10_000  # of a size that a config.json gives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,24 +139,26 @@ def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:
     """The sizes that a config.json gives.
 
     Raises:
-        ConfigError: when a field is missing, or the attention is of another kind.
+        ConfigError: when a field is missing or no size, or the attention is of another kind.
     """
-    text = config.get("text_config", config)
+    text = _part(config, name, "text_config") or config
     if "kv_lora_rank" in text:
         raise ConfigError(
             "model",
             name,
             "latent attention is not modelled; take a model of its size whose queries share keys, as Qwen3's",
         )
-    hidden, layers, heads = (_size(text, name, k) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-    vocabulary = _size(text, name, "vocab_size")
-    kv_heads = int(text.get("num_key_value_heads") or heads)
-    head_dim = int(text.get("head_dim") or hidden // heads)
-    kinds = _layer_kinds(text, layers)
-    window_tok = int(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
+    layers = _size(text, name, "num_hidden_layers", most=_MOST_LAYERS)
+    hidden, heads, vocabulary = (_size(text, name, k) for k in ("hidden_size", "num_attention_heads", "vocab_size"))
+    kv_heads = _size(text, name, "num_key_value_heads", default=heads)
+    head_dim = _size(text, name, "head_dim", default=hidden // heads)
+    if not head_dim:
+        raise ConfigError("model", name, f"its config.json has {heads} attention heads, more than hidden_size={hidden}")
+    kinds = _layer_kinds(text, name, layers)
+    window_tok = _size(text, name, "sliding_window", default=_size(text, name, "attention_chunk_size", default=0))
     windowed = sum(kind in _WINDOWED for kind in kinds) if window_tok else 0
     linear = kinds.count("linear_attention")
-    linear_weights, state_bytes = _linear_attention(text, hidden)
+    linear_weights, state_bytes = _linear_attention(text, name, hidden)
     gates = heads if text.get("attn_output_gate", linear and linear_weights) else 0  # Qwen's hybrids have them
     full_weights = hidden * head_dim * (2 * heads + 2 * kv_heads + gates)
     attention = (layers - linear) * full_weights + linear * (linear_weights or full_weights)
@@ -165,7 +168,7 @@ def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:
     ties = text.get("model_type") in _TIED  # where no file says it
     tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", ties)))
     parameters = attention + layers * (always + experts * expert) + embedding * (1 if tied else 2)
-    parameters += _vision_tower(config.get("vision_config") or {})
+    parameters += _vision_tower(_part(config, name, "vision_config"), name)
     full_layers = layers - windowed - sum(kind in _NO_CACHE for kind in kinds)
     layer_bytes = BYTES_PER_VALUE * 2 * kv_heads * head_dim
     return ModelShape(
@@ -191,29 +194,40 @@ def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:
     )
 
 
-def _layer_kinds(text: Mapping[str, Any], layers: int) -> Sequence[str]:
+def _part(config: Mapping[str, Any], name: str, key: str) -> Mapping[str, Any]:
+    """A part of a config.json, empty where it has none."""
+    part = config.get(key) or {}
+    if not isinstance(part, Mapping):
+        raise ConfigError("model", name, f"its config.json has {key}={part!r}, needs an object")
+    return part
+
+
+def _layer_kinds(text: Mapping[str, Any], name: str, layers: int) -> Sequence[str]:
     """The kind of each layer, as far as a config.json says it: its list, one full layer in so many, or all full.
 
     A model whose layers are all of other kinds is counted as one of full attention.
     """
     kinds = text.get("layer_types") or text.get("layers_block_type")
     if not kinds:
-        every, other = text.get("full_attention_interval"), "linear_attention"
+        every, other = _size(text, name, "full_attention_interval", default=0), "linear_attention"
         if not every and text.get("sliding_window"):
-            every, other = text.get("sliding_window_pattern"), "sliding_attention"
-            every = every or _WINDOW_PATTERNS.get(text.get("model_type", ""))
-        every = every if isinstance(every, int) else 1
+            usual = _WINDOW_PATTERNS.get(str(text.get("model_type")), 1)
+            every, other = _size(text, name, "sliding_window_pattern", default=usual), "sliding_attention"
+        every = every or 1
         kinds = [other if (i + 1) % every else "full_attention" for i in range(layers)]
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise ConfigError("model", name, f"its config.json lists its layers as {kinds!r}, needs a list of their kinds")
+    kinds = kinds[:layers]  # some files name those of the head that drafts, too
     has_full = any(kind not in (*_NO_CACHE, *_WINDOWED) for kind in kinds)
     return kinds if has_full else ["full_attention"] * layers
 
 
-def _linear_attention(text: Mapping[str, Any], hidden: int) -> tuple[int, int]:
+def _linear_attention(text: Mapping[str, Any], name: str, hidden: int) -> tuple[int, int]:
     """Weights of a layer of gated linear attention (query, key, value, gate, output), and bytes of its state; both 0
     where a config.json does not say them. vLLM keeps the state in the `mamba_ssm_dtype` that a config.json names.
     """
-    key_dim, value_dim = (int(text.get(f"linear_{of}_head_dim") or 0) for of in ("key", "value"))
-    key_heads, value_heads = (int(text.get(f"linear_num_{of}_heads") or 0) for of in ("key", "value"))
+    key_dim, value_dim = (_size(text, name, f"linear_{of}_head_dim", default=0) for of in ("key", "value"))
+    key_heads, value_heads = (_size(text, name, f"linear_num_{of}_heads", default=0) for of in ("key", "value"))
     weights = hidden * (2 * key_heads * key_dim + 3 * value_heads * value_dim)
     state_value_bytes = 4 if text.get("mamba_ssm_dtype") == "float32" else BYTES_PER_VALUE
     return weights, state_value_bytes * value_heads * key_dim * value_dim
@@ -221,11 +235,13 @@ def _linear_attention(text: Mapping[str, Any], hidden: int) -> tuple[int, int]:
 
 def _experts(text: Mapping[str, Any], name: str, hidden: int) -> tuple[int, int, int]:
     """Experts of a layer that a router chooses from, those of a token, and weights of one; all 0 of a dense model."""
-    experts = next((int(text[k]) for k in ("num_experts", "num_local_experts", "n_routed_experts") if text.get(k)), 0)
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((_size(text, name, key) for key in keys if text.get(key)), 0)
     if not experts:
         return 0, 0, 0
-    expert = 3 * hidden * int(text.get("moe_intermediate_size") or _size(text, name, "intermediate_size"))
-    return experts, _size(text, name, "num_experts_per_tok"), expert
+    inner = "moe_intermediate_size" if text.get("moe_intermediate_size") else "intermediate_size"
+    expert = 3 * hidden * _size(text, name, inner)
+    return experts, _size(text, name, "num_experts_per_tok", most=experts), expert
 
 
 def _always_active(text: Mapping[str, Any], name: str, hidden: int, experts: int) -> int:
@@ -234,19 +250,29 @@ def _always_active(text: Mapping[str, Any], name: str, hidden: int, experts: int
     """
     if not experts:
         return 3 * hidden * _size(text, name, "intermediate_size")
-    shared = int(text.get("shared_expert_intermediate_size") or 0)
-    shared += int(text.get("n_shared_experts") or 0) * int(text.get("moe_intermediate_size") or 0)
-    return 3 * hidden * shared + hidden * experts
+    of_one, shared, inner = (
+        _size(text, name, key, default=0)
+        for key in ("shared_expert_intermediate_size", "n_shared_experts", "moe_intermediate_size")
+    )
+    return 3 * hidden * (of_one + shared * inner) + hidden * experts
 
 
-def _vision_tower(vision: Mapping[str, Any]) -> int:
+def _vision_tower(vision: Mapping[str, Any], name: str) -> int:
     """Weights of its layers, without what is before and after them."""
-    layers, hidden, inner = (int(vision.get(key) or 0) for key in ("depth", "hidden_size", "intermediate_size"))
+    layers, hidden, inner = (
+        _size(vision, name, key, default=0) for key in ("depth", "hidden_size", "intermediate_size")
+    )
     return layers * hidden * (4 * hidden + 2 * inner)
 
 
-def _size(text: Mapping[str, Any], name: str, key: str) -> int:
-    value = text.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ConfigError("model", name, f"its config.json has {key}={value!r}, needs a whole number >= 1")
+def _size(part: Mapping[str, Any], name: str, key: str, *, most: int = _MOST, default: int | None = None) -> int:
+    """
+    Args:
+        default: where a config.json leaves it out, or says null, False or 0; None: it must not.
+    """
+    value = part.get(key)
+    if default is not None and not value:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ConfigError("model", name, f"its config.json has {key}={value!r}, needs a whole number in 1..{most}")
     return value

@@ -136,9 +136,14 @@ class RehearsalOptions:
         Raises:
             ConfigError: if they draft, and `drafts_accepted` is not given.
         """
-        own = SpeculativeConfig.of(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
-        drafts = own is not None or config.async_dapo.drafts is not None
-        return self.scenario(config).step_cost(drafts=drafts, host_kv=config.async_dapo.host_kv_gib is not None)
+        host_kv = config.async_dapo.host_kv_gib is not None
+        return self.scenario(config).step_cost(drafts=has_drafts(config), host_kv=host_kv)
+
+
+def has_drafts(config: DictConfig) -> bool:
+    """Whether engines draft, by the recipe's option or vLLM's own."""
+    own = SpeculativeConfig.of(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
+    return own is not None or config.async_dapo.drafts is not None
 
 
 def assumed_gpu(config: DictConfig) -> Gpu:

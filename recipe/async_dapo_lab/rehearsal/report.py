@@ -12,7 +12,7 @@ from ...async_dapo.record.run_files import read_lines
 from ..plan.candidates import Bound, bound_of
 from ..plan.scenario import Scenario
 from ..quickstart.run_metrics import RunMetrics
-from .options import RehearsalOptions
+from .options import RehearsalOptions, has_drafts
 
 START_S = 60.0  # real, from the command to the first step, and from the last one to the end
 SLOWEST_SHARE = 0.5  # of the bound's speed, that most systems reach
@@ -203,7 +203,8 @@ def _setting(scenario: Scenario) -> str:
 def how_long(config: DictConfig, options: RehearsalOptions) -> str:
     """What a rehearsal is going to take of the user's time: said before its first step."""
     steps = config.trainer.total_training_steps
-    bound_s = bound_of(options.scenario(config), filters=config.algorithm.filter_groups.enable).step_s
+    filters, drafts = config.algorithm.filter_groups.enable, has_drafts(config)
+    bound_s = bound_of(options.scenario(config), filters=filters, drafts=drafts).step_s
     least_s, most_s = (START_S + steps * bound_s / share / options.speedup for share in (1.0, SLOWEST_SHARE))
     return (
         f"This takes about {least_s / 60:.0f} to {most_s / 60:.0f} min: one to start and to end, and {steps} steps of "
