@@ -23,7 +23,8 @@ class Answered:
     valid: int = 0  # groups
     judged: int = 0  # groups
     answers: int = 0  # of judged groups [count]
-    metric: float = 0.0  # sum over answers
+    measured: int = 0  # of these, those that the filter's metric judged: none in a run without the filter [count]
+    metric: float = 0.0  # sum over these
     answers_tok: int = 0
     trained_tok: int = 0
     trained_trajectories: int = 0
@@ -34,7 +35,9 @@ class Answered:
         """Without those of which there is nothing in the step."""
         found: dict[str, float] = {}
         if self.judged:
-            found |= {"valid_share": self.valid / self.judged, "pass_rate": self.metric / max(1, self.answers)}
+            found["valid_share"] = self.valid / self.judged
+        if self.measured:
+            found["pass_rate"] = self.metric / self.measured
         if self.answers:
             found["response_length"] = self.answers_tok / self.answers
         if self.trained_trajectories:
@@ -85,6 +88,7 @@ class Accounts(PoolWatch):
             seen.valid += outcome.verdict is Verdict.VALID
             seen.answers += len(outcome.response_lens_tok)
             seen.answers_tok += sum(outcome.response_lens_tok)
+            seen.measured += len(outcome.metrics)
             seen.metric += sum(outcome.metrics)
         elif outcome.verdict is Verdict.FAILED:
             seen.discarded_tok += sum(outcome.response_lens_tok)

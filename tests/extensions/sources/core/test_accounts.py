@@ -60,6 +60,12 @@ def test_figures_of_a_step_are_those_of_its_own_groups() -> None:
     assert accounts.take()["a"].keys() == {*TERMS}, "figures of a step are told once"
 
 
+def test_in_a_run_without_the_filter_no_source_has_a_pass_rate() -> None:
+    accounts = Accounts()
+    accounts.group_ended(fresh_group("a", prompt={"data_source": "math"}), outcome("a", Verdict.VALID, (2, 4)))
+    assert accounts.take()["math"].keys() == {*TERMS, "valid_share", "response_length"}
+
+
 def test_a_source_that_loses_a_prompt_is_named() -> None:
     accounts, group = Accounts(), fresh_group("a", prompt={"data_source": "math"})
     accounts.drawn([group])
