@@ -30,7 +30,7 @@ from ..support.real_actors import (
 from ..support.scripted_server import token_at
 
 MANY = 4096
-LENGTH_TOK = 300  # of what is generated when a server goes: three seconds
+LENGTH_TOK = 100  # of each answer: a second, once servers generate
 
 pytestmark = pytest.mark.usefixtures("local_cluster")
 
@@ -68,7 +68,10 @@ def test_given_4096_waiters_when_a_lease_is_released_then_the_release_is_not_beh
 def test_given_a_server_that_hangs_in_a_round_when_it_gives_no_sign_of_life_then_its_requests_go_on_elsewhere() -> None:
     servers = start_servers(2, length_of=LENGTH_TOK, token_s=0.01)
     balancer = start_balancer(servers, capacity=4, engine_timeout_s=6.0)
-    [pid, _] = ray.get([server.__ray_call__.remote(lambda _: os.getpid()) for server in servers.values()])
+    hangs, lives = servers.values()
+    pid = ray.get(hangs.__ray_call__.remote(lambda _: os.getpid()))
+    for server in (hangs, lives):  # no answer ends before one of them hangs
+        ray.get(server.__ray_call__.remote(lambda own: own._decodes.clear()))
 
     async def both_generate() -> bool:
         return all([await server.num_running.remote() == 4 for server in servers.values()])
@@ -80,6 +83,7 @@ def test_given_a_server_that_hangs_in_a_round_when_it_gives_no_sign_of_life_then
             calls = [tasks.create_task(generate(balancer, f"request-{k}")) for k in range(8)]
             await eventually(both_generate)
             os.kill(pid, signal.SIGSTOP)
+            await lives.__ray_call__.remote(lambda own: own._decodes.set())
             for call in calls:
                 turn = await call
                 assert turn.finish_reason == "stop"
