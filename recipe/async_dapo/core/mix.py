@@ -48,6 +48,11 @@ class Mix:
         """Groups to draw of each part before a round opens, where there are any."""
         return _some({ALL: self.over_sampling.missing(at_hand.get(ALL, AtHand(certain=0, open=0)))})
 
+    @property
+    def groups_to_hold(self) -> int:
+        """Of all parts, at the start of a round, if none is certain."""
+        return sum(self.missing({}).values())
+
     def to_draw(self, at_hand: Mapping[str, AtHand]) -> dict[str, int]:
         """Groups to draw of each part that is not expected to reach its target any more with those at hand."""
         return {ALL: self.over_sampling.groups_to_draw(at_hand[ALL])}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..core.concurrency import EngineLoad
+from ..core.mix import Mix
 from ..core.outcome import Verdict
-from ..core.over_sampling import OverSampling
 from ..core.round import RoundSummary
 from ..core.staleness import VersionShares
 from ..core.trajectory import RoundCounts
@@ -26,7 +26,7 @@ def round_metrics(
     versions: VersionShares,
     *,
     ledger: Mapping[str, int],
-    over_sampling: OverSampling,
+    mix: Mix,
     withheld_tok: int,
     buffered_tok: int,
 ) -> dict[str, float]:
@@ -34,7 +34,7 @@ def round_metrics(
 
     Args:
         versions: of the batch.
-        over_sampling: as of the next step.
+        mix: as of the next step.
         withheld_tok: too stale tokens of the batch.
         buffered_tok: of unfinished groups.
     """
@@ -43,9 +43,9 @@ def round_metrics(
     values |= _tokens(record, trained_tok=versions.tokens.total() - withheld_tok, withheld_tok=withheld_tok)
     values |= _versions(versions) | _calls(record.workers.counts)
     values |= {
-        "round/groups_to_hold": over_sampling.groups_to_hold,
+        "round/groups_to_hold": mix.groups_to_hold,
         "round/rollout_s": record.rollout_s,
-        "filter/valid_share": over_sampling.valid_share,
+        "filter/valid_share": mix.over_sampling.valid_share,
         "failure/killed_reward_processes": record.workers.killed_reward_processes,
         "partial/buffer_tokens": buffered_tok,
     }

@@ -248,13 +248,13 @@ class RoundReplayBuffer(ReplayBuffer):
             record,
             versions,
             ledger=self.check_ledger(),
-            over_sampling=self._over_sampling,
+            mix=self._mix,
             withheld_tok=self.withheld_tok,
             buffered_tok=sum(group.generated_tok for group in self.pool.buffered),
         )
         for observer in self.observers.values():
             metrics |= {PREFIX + name: float(value) for name, value in observer.closed(record, versions).items()}
-        log_concurrency(global_steps, record.balancer, self._options, self._over_sampling, self._round_size)
+        log_concurrency(global_steps, record.balancer, self._options, self._mix, self._round_size)
         self.recorder.round_closed(global_steps, record)
         self.recorder.batch_made(global_steps, batch)
         return batch, metrics

@@ -16,7 +16,8 @@ from omegaconf import DictConfig
 from verl.utils.tracking import Tracking
 
 from ..config.options import AsyncDAPOConfig, all_gpus, num_engines
-from ..core.over_sampling import OverSampling, RoundSize
+from ..core.mix import Mix
+from ..core.over_sampling import RoundSize
 from ..core.policy_health import PolicyHealth
 from ..engines.load_balancer import LoadBalancerStats
 from ..record import keys
@@ -168,7 +169,7 @@ def _machine() -> str:
 
 
 def log_concurrency(
-    step: int, balancer: LoadBalancerStats, options: AsyncDAPOConfig, over_sampling: OverSampling, size: RoundSize
+    step: int, balancer: LoadBalancerStats, options: AsyncDAPOConfig, mix: Mix, size: RoundSize
 ) -> None:
     """What may be in flight next, and why."""
     limits: dict[str, int] = {}  # on trajectories in flight in the next round, by option name
@@ -176,11 +177,11 @@ def log_concurrency(
         limits["max_concurrent_prompts"] = options.lanes_hold
     elif options.fixed_pool_size is not None:
         limits["rollout_pool_size"] = options.fixed_pool_size
-    elif (bound := size.staleness_bound(over_sampling.valid_share)) is not None:
+    elif (bound := size.staleness_bound(mix.over_sampling.valid_share)) is not None:
         limits["max_staleness"] = bound
     limits["engines"] = int(balancer.concurrency["capacity"])
-    held_by = "max_partial_share" if over_sampling.holds_less else "over_sampling_batch_size"
-    limits[held_by] = over_sampling.groups_to_hold * options.rollout_n
+    held_by = "max_partial_share" if mix.over_sampling.holds_less else "over_sampling_batch_size"
+    limits[held_by] = mix.groups_to_hold * options.rollout_n
     least, figures = min(limits, key=limits.__getitem__), balancer.concurrency
     logger.info(
         f"step {step}: {balancer.inflight_max} in flight; next: at most {limits[least]} by {least} "

@@ -99,6 +99,7 @@ def test_each_source_is_held_and_drawn_by_its_own_valid_share() -> None:
     ]
     mix.observe(0.0, outcomes)
     assert mix.missing({}) == {"easy": 10, "rare": 40}  # twice 4 valid groups
+    assert mix.groups_to_hold == 50, "32 would do if any valid group were as good as another"
     at_hand = {"easy": AtHand(certain=4, open=0), "rare": AtHand(certain=1, open=5)}
     assert mix.to_draw(at_hand) == {"rare": 30}, "a source that has enough is not drawn"
     quotas = mix.quotas([carried("easy", 0), carried("left out", 0)])
