@@ -14,7 +14,7 @@ import inspect
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -29,6 +29,8 @@ from .core.routes import Routes
 from .core.trajectory import BrokenRecord, RoundCounts, Segment, Trajectory, Turn
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+REWARD = "reward"  # names the calls that score
 
 running_call_id: ContextVar[str] = ContextVar("running_call_id", default="")
 _own_turns: ContextVar[int] = ContextVar("own_turns", default=0)  # last turn of the running task, from 1; 0: none
@@ -150,10 +152,9 @@ class Recorder:
         rest = [turn for number, turn in enumerate(turns) if number not in order]
         self.trajectory.turns[:] = [*(turns[number] for number in order), *rest]
 
-    def begin_call(self, name: str, arguments: bytes, *, is_judged: bool = False) -> tuple[Call, bool]:
+    def begin_call(self, name: str, arguments: bytes) -> tuple[Call, bool]:
         """This call, recorded earlier or new, and whether it is new. Those at one place with the same arguments are
-        told apart by their order; others may overtake each other. A judged one is no call of the loop: whichever round
-        asks for it means the same one.
+        told apart by their order; others may overtake each other.
 
         A place is what the trajectory has generated up to here. Of a loop that asks side by side it is what the running
         task has: other tasks may have come further, or less far, when the loop runs again.
@@ -166,7 +167,7 @@ class Recorder:
         digest = call_digest(context, arguments)
         turn = 0 if self.is_side_by_side else self.next_turn
         place = (turn, name, digest)
-        number = 0 if is_judged else self._same_calls[place]
+        number = self._same_calls[place]
         self._same_calls[place] += 1
         call_id = f"{self.prompt_uid}{self.attempt}/{self.trajectory.session_id}/{turn}/{name}/{digest}/{number}"
         is_new = call_id not in calls
@@ -174,10 +175,10 @@ class Recorder:
             calls[call_id] = Call(call_id=call_id, turn=self.next_turn, arguments=arguments)
         return calls[call_id], is_new
 
-    def forget_calls(self, name: str) -> None:
-        """Have calls of this name made again."""
-        calls = self.trajectory.calls
-        self.trajectory.calls = {call_id: call for call_id, call in calls.items() if call.name != name}
+    def score_id(self, responses: Iterable[Sequence[int]]) -> str:
+        """The id of the call that scores these responses."""
+        digest = call_digest([], b"".join(sorted(map(prompt_digest, responses))))
+        return f"{self.prompt_uid}{self.attempt}/{self.trajectory.session_id}/0/{REWARD}/{digest}/0"
 
     def lose(self, turn: Turn) -> None:
         """Throw away what an unfinished turn has generated."""
@@ -348,6 +349,15 @@ class Policy:
 
 
 RETRY = Policy()
+
+
+class PlainCalls:
+    """Makes calls, and records nothing."""
+
+    async def score(
+        self, recorder: Recorder, responses: Sequence[Sequence[int]], make: Callable[[], Awaitable[Any]]
+    ) -> Any:
+        return await make()
 
 
 def unknown_calls(when_unknown: str, recover: Callable[[str], Any] | None = None) -> Callable[[F], F]:

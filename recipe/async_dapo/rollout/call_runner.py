@@ -6,14 +6,13 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from ray.exceptions import ObjectLostError, RayActorError
 
-from ..calls import RETRY, Policy, RecordedError, Recorder, current_recorder, running_call_id
+from ..calls import RETRY, REWARD, Policy, RecordedError, Recorder, current_recorder, running_call_id
 from ..config.values import ConfigError
 from ..core.journal import Call, WhenUnknown
 from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
@@ -27,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ext_hook=read_extension).decode
+
+T = TypeVar("T")
 
 Work = Callable[[Call], Coroutine[Any, Any, bytes]]
 
@@ -57,7 +58,7 @@ class CallRunner:
         self._carries = carries
         self._cut = cut
         self._promised: dict[str, asyncio.Task[bytes]] = {}
-        self._running: set[asyncio.Task[bytes]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
         self._logged = KnownPlaces()
 
     async def run(
@@ -68,25 +69,19 @@ class CallRunner:
         make: Callable[[], Any],
         *,
         policy: Policy = RETRY,
-        is_judged: bool = False,
     ) -> Any:
-        """The call's result: the recorded one, that of the call while it runs on, or that of a new call.
-
-        Args:
-            is_judged: its errors are the caller's to judge, they are raised as they are and never recorded; it has a
-                time limit of its own, and may be made again.
-        """
-        if recorder.rests and recorder.kept_loop is not None and not is_judged:
+        """The call's result: the recorded one, that of the call while it runs on, or that of a new call."""
+        if recorder.rests and recorder.kept_loop is not None:
             await recorder.kept_loop.next_round()
         try:
             plain = _encode(to_plain(arguments, source=AGENT_LOOP))
-            call, is_new = recorder.begin_call(name, plain, is_judged=is_judged)
-            is_answer_new = call.result is None and not is_judged
+            call, is_new = recorder.begin_call(name, plain)
+            is_answer_new = call.result is None
             recorder.counts.calls_replayed += call.result is not None or call.pending is not None
             if call.result is None:
-                with nullcontext() if is_judged else recorder.in_calls:
-                    work = functools.partial(self._judged if is_judged else self._limited, make)
-                    call = await self._obtain(recorder, call, work, is_new=is_new, policy=None if is_judged else policy)
+                with recorder.in_calls:
+                    work = functools.partial(self._limited, make)
+                    call = await self._obtain(recorder, call, work, is_new=is_new, policy=policy)
             assert call.result is not None
             answer = _decode(call.result)
             if "given_up" in answer:
@@ -96,25 +91,60 @@ class CallRunner:
                 what = f"with a call of {call.name} there are more than {self._limit_bytes >> 20} MiB of calls"
                 raise TrajectoryFailed("journal_full", Cause(what))
         except Exception as error:  # none of the call's own: that is an answer
-            if is_judged:
-                raise
             is_policy_s = isinstance(error, NestedTooDeep)
             recorder.given_up = TrajectoryFailed("nested_too_deep", Cause(str(error))) if is_policy_s else error
             raise asyncio.CancelledError(str(error)) from error  # loops turn other errors into text for the model
-        recorder.calls_s += 0.0 if is_judged else answer.get("seconds", 0.0)
+        recorder.calls_s += answer.get("seconds", 0.0)
         recorder.counts.calls_answered += is_answer_new
         if answer["error"] is not None:
             recorder.counts.calls_failed += is_answer_new
             raise RecordedError(answer["error"])
         return answer["value"]
 
+    async def score(
+        self, recorder: Recorder, responses: Sequence[Sequence[int]], make: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        """What `make` says of these responses. It is in the journal only if a stop has interrupted it: it goes on then,
+        and is answered from there if the loop comes to the same responses again. An error is raised as it is, and
+        never recorded.
+        """
+        calls = recorder.trajectory.calls
+        if any(call.name == REWARD for call in calls.values()):
+            call = calls.get(recorder.score_id(responses))
+            if call is not None and call.pending is not None:
+                call.result, call.pending = await _arrived(call), None
+            if call is not None and call.result is not None:
+                recorder.counts.calls_replayed += 1
+                return _decode(call.result)
+        scoring = self._owned(make())
+        try:
+            return await asyncio.shield(scoring)
+        except asyncio.CancelledError:
+            if recorder.rests and self._carries:
+                call = Call(call_id=recorder.score_id(responses), turn=recorder.next_turn, arguments=b"")
+                recorder.trajectory.calls[call.call_id] = call
+                self._carry(recorder, call, self._owned(_encoded(scoring)))
+            else:
+                scoring.cancel()
+            raise
+
     def carry(self, recorder: Recorder) -> None:
         """The calls of a trajectory that is interrupted go on; where it is continued they can be waited for."""
         for call, task in recorder.open_calls.values():
             if call.pending is None and not task.done():
-                recorder.counts.calls_carried += 1
-                self._promised[call.call_id] = task
-                call.pending = self._promise(call.call_id)
+                self._carry(recorder, call, task)
+
+    def _carry(self, recorder: Recorder, call: Call, task: asyncio.Task[bytes]) -> None:
+        recorder.counts.calls_carried += 1
+        self._promised[call.call_id] = task
+        call.pending = self._promise(call.call_id)
+
+    def _owned(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """In a task that no stop ends."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._forget)
+        return task
 
     async def result_of(self, call_id: str) -> bytes | None:
         """What a call that ran on came to; None if it has to be made again."""
@@ -122,31 +152,27 @@ class CallRunner:
         await asyncio.wait([task])
         return None if task.cancelled() or task.exception() is not None else task.result()
 
-    async def _obtain(self, recorder: Recorder, call: Call, work: Work, *, is_new: bool, policy: Policy | None) -> Call:
-        """Bring a call that has no result yet to its result. Returns it as the record has it by then.
-
-        Args:
-            policy: None for a call that may always be made again, outside of the loop.
-        """
+    async def _obtain(self, recorder: Recorder, call: Call, work: Work, *, is_new: bool, policy: Policy) -> Call:
+        """Bring a call that has no result yet to its result. Returns it as the record has it by then."""
         if call.pending is not None:
             result = await _arrived(call)
-            call = await self._in_record(recorder, call, policy)
+            call = await self._in_record(recorder, call)
             call.result, call.pending = result, None
-        if call.result is None and policy is not None:
+        if call.result is None:
             await self._check_goes_on(recorder, call, is_new=is_new)
             result = await self._found_out(recorder, call, policy, is_new=is_new)
-            call = await self._in_record(recorder, call, policy)
+            call = await self._in_record(recorder, call)
             call.result = result
         if call.result is None:
             await self._check_goes_on(recorder, call, is_new=is_new)
             await self._make(recorder, call, work(call))
         return call
 
-    async def _in_record(self, recorder: Recorder, call: Call, policy: Policy | None) -> Call:
+    async def _in_record(self, recorder: Recorder, call: Call) -> Call:
         """The same call after a wait. Rounds may have ended and begun meanwhile, and a kept loop outlives them: the
         record that comes back to it has another object for the call.
         """
-        if policy is not None and recorder.rests and recorder.kept_loop is not None:
+        if recorder.rests and recorder.kept_loop is not None:
             await recorder.kept_loop.next_round()
         return recorder.trajectory.calls[call.call_id]
 
@@ -197,9 +223,6 @@ class CallRunner:
             self._tell(call, Cause(describe(raised), user_traceback(raised)))
         return _written(call, error, value, seconds=time.monotonic() - started_s)
 
-    async def _judged(self, make: Callable[[], Any], call: Call) -> bytes:
-        return _written(call, None, await value_of(make))
-
     async def _found_out(self, recorder: Recorder, call: Call, policy: Policy, *, is_new: bool) -> bytes | None:
         """What a call came to that may have happened; None if it is to be made.
 
@@ -235,10 +258,14 @@ class CallRunner:
         level = logging.WARNING if self._logged.is_new(cause) else logging.DEBUG
         logger.log(level, "a call of %s failed, and its agent loop is told so: %s", call.name, cause.summary)
 
-    def _forget(self, task: asyncio.Task[bytes]) -> None:
+    def _forget(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # what waits for it is told; there may be nothing left that does
+
+
+async def _encoded(scoring: Awaitable[Any]) -> bytes:
+    return _encode(to_plain(await scoring, source=AGENT_LOOP))
 
 
 async def _arrived(call: Call) -> bytes | None:

@@ -14,7 +14,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 
-from ..calls import Recorder, prompt_digest
+from ..calls import Recorder
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
@@ -25,7 +25,6 @@ from .reward_process import describe, plain, user_traceback
 
 logger = logging.getLogger(__name__)
 
-REWARD = "reward"  # names its calls in the journal
 VERLS_FIELD = "reward"  # validation lists scores under it: another field of that name would shift them all
 MOST_SCORE = 3.4e38  # the trainer reads scores as float32
 
@@ -75,21 +74,18 @@ class RewardScorer:
         return killed
 
     async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any], recorder: Recorder) -> None:
-        """Score the last output, and give the others the same score, where verl's trainer reads it, too. What is being
-        scored when a stop interrupts its trajectory is not scored again.
+        """Score the last output, and give the others the same score, where verl's trainer reads it, too. The
+        recorder's runner says whether what a stop interrupts here goes on or is scored again.
 
         Raises:
             TrajectoryFailed: when every attempt raised, timed out or returned no finite number, or the loop's own score
                 is none: there is one attempt at that.
             ConfigError: when the metric that groups are filtered by is missing.
         """
-        make, of = functools.partial(self._score, outputs, sample), dict[str, Any]()
-        if recorder.is_side_by_side:  # its record has no place that tells these responses from others
-            of = {"responses": sorted(prompt_digest(output.response_ids) for output in outputs)}
-        scored = await recorder.runner.run(recorder, REWARD, of, make, is_judged=True)
+        make = functools.partial(self._score, outputs, sample)
+        scored = await recorder.runner.score(recorder, [output.response_ids for output in outputs], make)
         if self._metric is not None and self._metric not in scored["extra"]:  # of before a resume with another one
-            recorder.forget_calls(REWARD)
-            scored = await recorder.runner.run(recorder, REWARD, of, make, is_judged=True)
+            scored = await make()
         for output in outputs:
             output.reward_score, output.extra_fields["reward_extra_info"] = scored["score"], scored["extra"]
         outputs[-1].metrics.compute_score = scored["seconds"]

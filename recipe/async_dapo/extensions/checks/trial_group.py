@@ -11,11 +11,10 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from ...calls import Recorder, SampledTokens, append_tokens
+from ...calls import PlainCalls, Recorder, SampledTokens, append_tokens
 from ...config.options import AsyncDAPOConfig
 from ...config.values import copied
 from ...core.trajectory import PromptGroup, Trajectory
-from ...rollout.call_runner import CallRunner
 from ...rollout.manager import make_group
 from ...rollout.packed_output import PackedOutput
 from ...rollout.reward import RewardScorer, ScoringWorker
@@ -53,11 +52,6 @@ class TrialGroups:
         self._is_filtered = options.filter.metric is not None
         self._errors: list[Exception] = []  # of the function, in the newest trial
         self._scorer = RewardScorer(_scoring_worker(manager)._compute_score, options=options)
-        self._calls = CallRunner(
-            timeout_s=options.calls.timeout_s,
-            journal_limit_bytes=options.calls.journal_limit_mb * 2**20,
-            promise=lambda call_id: None,
-        )
 
     def group(self, row: dict[str, Any], n: int) -> PromptGroup:
         """
@@ -78,8 +72,7 @@ class TrialGroups:
         end = self._tokenizer.eos_token_id or 0
         answer_ids = [*self._tokenizer.encode(answer, add_special_tokens=False)[:MOST_TOK], end]
         log_probs = [0.0] * len(answer_ids)
-        recorder = Recorder(trajectory=trajectory, prompt_uid=group.uid)
-        recorder.begin_round(trajectory, runner=self._calls, limit_tok=None)
+        recorder = Recorder(trajectory=trajectory, prompt_uid=group.uid, runner=PlainCalls())
         append_tokens(recorder.begin_turn([end]), answer_ids, log_probs, [(0, len(answer_ids))])
         output = AgentLoopOutput(
             prompt_ids=[end],
