@@ -33,7 +33,7 @@ SUPPORT: tuple[tuple[str, str, str, str], ...] = (
     ("Option", "drafts by suffix", END_TO_END, "e2e/test_partial_rollout.py"),
     ("Option", "drafts by the model's own head", END_TO_END, _MODELS),
     ("Option", "old KV in host memory (never on a GPU)", END_TO_END, "e2e/test_partial_rollout.py"),
-    ("Option", "agent loops with tools", END_TO_END, "e2e/test_multi_turn.py"),
+    ("Option", "agent loops with tools", END_TO_END, "extensions/agents/e2e/test_multi_turn.py"),
     ("Option", "agent programs, in each strategy", END_TO_END, "extensions/gateway/e2e/test_strategies.py"),
     ("Option", "engines on GPUs of their own", END_TO_END, "extensions/separate/e2e/test_separate.py"),
     ("Option", "a generative reward model in its own pool", BY_HAND, "8e-13"),

@@ -13,15 +13,19 @@ for file in recipe/async_dapo/extensions/*/declared.py; do
   all+=("$(basename "$(dirname "$file")")")
 done
 
+needs_agents=(gateway)  # goes with it
+
 without() {
   rm -rf "${copy:?}"/* "$copy/.git"
   git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --target-directory="$copy"
   git init -q "$copy"  # results name their commit
   git -C "$copy" -c user.name=copy -c user.email=copy@localhost commit -q --allow-empty -m copy
-  for name in "$@"; do
-    rm -r "$copy/recipe/async_dapo/extensions/$name" "$copy/tests/extensions/$name"
+  local names=("$@")
+  [[ " $* " != *" agents "* ]] || names+=("${needs_agents[@]}")
+  for name in "${names[@]}"; do
+    rm -rf "$copy/recipe/async_dapo/extensions/$name" "$copy/tests/extensions/$name"
   done
-  echo "== without $*"
+  echo "== without ${names[*]}"
   # As `run_tests.sh --fast`.
   (cd "$copy" && HYPOTHESIS_PROFILE=few "$python" -m pytest -q --dist loadfile --no-loadscope-reorder --numprocesses 2 \
     --ignore=tests/{cpu,e2e,gpu_check,ray,scripts,startup} --ignore-glob='tests/extensions/*/'{e2e,ray,startup} \

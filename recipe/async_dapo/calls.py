@@ -4,8 +4,8 @@
                             ^                                        |
                             +-------- the result, when it arrives ---+   (the stop ends the loop, not this task)
 
-`core/journal.py` is what is written down, `rollout/call_runner.py` makes the calls, `rollout/tools.py` does the same
-for verl's tools. The `Recorder` of the running task's trajectory also records what requests to the engines return.
+`core/journal.py` is what is written down, `extensions/agents/call_runner.py` makes the calls, `tools.py` there does the
+same for verl's tools. The `Recorder` of the running task's trajectory also records what requests to the engines return.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import inspect
 import math
 from array import array
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -58,8 +58,8 @@ class Recorder:
     trajectory: Trajectory
     prompt_uid: str = ""
     attempt: str = ""  # tells its calls from those of an attempt that was thrown away
-    runner: Any = None  # a `CallRunner`, which makes its calls
-    in_calls: Any = field(default_factory=nullcontext)  # an `InCalls`, open while a call is under way
+    runner: Any = None  # the `Calls` of its worker
+    in_calls: Any = field(default_factory=nullcontext)  # its `Waits`, open while a call is under way
     kept_loop: Any = None  # a `KeptLoop`, where its loop outlives the round
     open_calls: dict[str, tuple[Call, asyncio.Task[bytes]]] = field(default_factory=dict)  # under way, by their ids
     next_turn: int = 0
@@ -349,15 +349,6 @@ class Policy:
 
 
 RETRY = Policy()
-
-
-class PlainCalls:
-    """Makes calls, and records nothing."""
-
-    async def score(
-        self, recorder: Recorder, responses: Sequence[Sequence[int]], make: Callable[[], Awaitable[Any]]
-    ) -> Any:
-        return await make()
 
 
 def unknown_calls(when_unknown: str, recover: Callable[[str], Any] | None = None) -> Callable[[F], F]:

@@ -1,4 +1,4 @@
-"""How a call is known again; what is recorded of calls, and when, is in `coroutines/test_calls.py`."""
+"""How a call is known again; what is recorded of calls, and when, is in `extensions/agents/`."""
 
 from recipe.async_dapo.core.journal import call_digest
 

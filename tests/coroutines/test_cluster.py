@@ -1,8 +1,5 @@
 """Whole steps on virtual time, for every strategy, stop rule and fault."""
 
-import asyncio
-import re
-from collections import Counter
 from dataclasses import replace
 from itertools import product
 from random import Random
@@ -14,8 +11,6 @@ from recipe.async_dapo.config.options import FilterConfig
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
 from recipe.async_dapo.core.balance import Requested, Returned
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.rollout.call_runner import CallRunner
-from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 
 from ..support.simulated_cluster import resumed
 from ..support.simulated_options import STRATEGIES, options
@@ -23,29 +18,6 @@ from ..support.simulated_worker import Task, failing_task, random_task
 
 COMBINATIONS = list(product(RolloutStrategy, StopRuleName))
 MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(24, 1100)]
-
-
-@pytest.mark.parametrize("pool_size", [None, Auto.AUTO])
-def test_given_rewards_that_take_longer_than_a_round_then_each_trajectory_is_scored_once_and_a_checkpoint_has_the_score(
-    start, pool_size
-) -> None:
-    """Their groups go on in any worker; what has come to an end meanwhile is in the checkpoint."""
-    scored: Counter[tuple[int, ...]] = Counter()
-
-    def metric_of(prompt_ids: list[int]) -> float:
-        scored[tuple(prompt_ids)] += 1
-        return float(sum(prompt_ids) % 2)
-
-    slow = Task(metric_of=metric_of, scoring_s=60.0)
-    cluster = start(options(rollout_strategy=RolloutStrategy.PARTIAL, rollout_pool_size=pool_size), task=slow)
-    carried = 0.0
-    for _ in range(6):
-        carried += cluster.step()["async_dapo/calls/carried"]
-    assert carried > 0 and set(scored.values()) == {1}
-    cluster.run_for(60.0)
-    saved = from_frames(to_frames(cluster.buffer.state())).pool.buffered
-    calls = [call for group in saved for one in group.trajectories for call in one.calls.values()]
-    assert calls and all(call.result is not None for call in calls)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -189,30 +161,3 @@ def test_given_more_answers_a_prompt_than_in_training_when_validated_then_no_mor
     lanes, limit = cluster.options.num_workers * cluster.options.max_concurrent_prompts, 12
     assert cluster.options.lanes_hold == limit
     assert n < most <= limit + n - 1 < lanes * n
-
-
-def test_given_discard_when_the_stop_interrupts_calls_then_they_end_and_those_of_the_next_attempt_are_others(
-    start, monkeypatch
-) -> None:
-    made: list[str] = []
-    make = CallRunner._make
-
-    async def noted(runner: CallRunner, recorder: Any, call: Any, work: Any) -> None:
-        made.append(call.call_id)
-        await make(runner, recorder, call, work)
-
-    monkeypatch.setattr(CallRunner, "_make", noted)
-    task = Task(
-        length_of=lambda prompt_ids: 10,
-        tool_s=1.0,
-        turn_tok=5,
-        call_s=lambda prompt_ids, done_tok: 1000.0 if prompt_ids[0] > 1 else 0.0,
-    )
-    cluster = start(options(), task=task)
-    cluster.step()
-    tasks = [task.get_name() for task in asyncio.all_tasks(cluster.loop)]
-    assert not [name for name in tasks if name.startswith("call ")]
-    cluster.step()
-    first_calls = Counter(re.split("[@/]", name)[0] for name in made if name.split("/")[2] == "0")
-    assert first_calls["group-2"] == 2 * cluster.options.rollout_n, "made in both steps"
-    assert len(set(made)) == len(made)

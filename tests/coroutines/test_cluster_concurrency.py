@@ -95,24 +95,6 @@ def test_given_groups_that_the_stop_interrupts_then_those_that_are_certain_count
     assert pool.at_hand[ALL].certain == pool.num_carried + len(certain)
 
 
-@pytest.mark.parametrize(("max_staleness", "most"), [(None, 15), (0, 6)])
-def test_given_trajectories_that_wait_for_tools_then_others_take_their_places_as_far_as_staleness_allows(
-    start, max_staleness: int | None, most: int
-) -> None:
-    """Five groups of three are held, and three trajectories may generate at once."""
-    opts = options(
-        rollout_strategy=RolloutStrategy.PARTIAL, rollout_pool_size=3, num_workers=1, max_staleness=max_staleness
-    )
-    cluster = start(opts, task=Task(length_of=lambda prompt_ids: 10, tool_s=100.0))
-    metrics = cluster.step()
-    assert metrics["async_dapo/calls/waiting_max"] == most
-    assert metrics["async_dapo/load_balancer/inflight/max"] == 3
-    assert metrics["async_dapo/round/rollout_s"] < 150, "one group after another would take twice the tool's time"
-    turns = {name: metrics[f"async_dapo/turns/{name}"] for name in ("mean", "tokens/mean")}
-    assert turns == {"mean": 1, "tokens/mean": 10}
-    assert metrics["async_dapo/turns/calls_s"] == pytest.approx(100)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "max_num_seqs", "limit"),

@@ -143,6 +143,19 @@ def test_given_any_state_when_a_byte_is_changed_or_a_frame_is_missing_then_it_is
         pass
 
 
+def test_given_recorded_calls_or_a_loop_that_is_gone_when_saved_then_only_a_copy_with_agents_goes_on() -> None:
+    def needed(**of_trajectory: Any) -> tuple[str, ...]:
+        group = PromptGroup(
+            uid="g", prompt={}, drawn_at_step=1, trajectories=[Trajectory(session_id=0, **of_trajectory)]
+        )
+        pool = PoolState(waiting=(), buffered=(group,), carried=(), ledger=Ledger())
+        return RolloutState(pool=pool, extensions={"history": b"x"}).needed_extensions
+
+    call = Call(call_id="g/0/1/pay/d/0", turn=1, arguments=b"")
+    assert needed() == ("history",)
+    assert needed(calls={call.call_id: call}) == needed(is_replayable=False) == ("history", "agents")
+
+
 def test_given_a_long_interrupted_trajectory_when_saved_then_it_takes_eight_bytes_a_token() -> None:
     tokens = 16_384
     ids, log_probs = array("i", range(tokens)), array("f", [-0.5] * tokens)

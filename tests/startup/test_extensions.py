@@ -1,6 +1,7 @@
 """A copy of the recipe may lack an extension: its option's value is refused by name, and nothing else changes."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from recipe.async_dapo_lab.gpu_check.families import TinyModel
 from ..support.composed_runs import of_options, refusal
 from ..support.families import qwen3_vl
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 VALUES = {"async_dapo.sources": "balanced"}  # of options that any value chooses
 
 
@@ -72,3 +74,39 @@ def test_a_copy_without_pictures_refuses_by_name_a_model_that_is_shown_them(run,
     told = "extensions/pictures is not in this copy; copy that folder too, or take prompts and a model of text"
     model = f"actor_rollout_ref.model.path={assets.model}"
     assert refusal(run, model, *data) == f"{model}: a qwen3_vl is trained as a model of pictures: {told}"
+
+
+STATEFUL = """
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+class Loop(AgentLoopBase):
+    {state}
+
+    async def run(self, sampling_params, **kwargs):
+        raise NotImplementedError
+"""
+
+
+@pytest.mark.usefixtures("bare_copy")
+def test_a_copy_without_agents_refuses_tools_and_loops_with_a_state_and_warns_of_other_loops(
+    run, tmp_path, monkeypatch
+):
+    rollout = "actor_rollout_ref.rollout."
+    told = "extensions/agents is not in this copy; copy that folder too, or"
+    tools = f"{rollout}multi_turn.function_tool_path={EXAMPLES / 'tools' / 'tools.py'}"
+    assert refusal(run, tools) == f"{tools}: {told} leave tools out"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for number, state in enumerate(("keeps_state = True", "replayable = False", "keeps_state = False")):
+        (tmp_path / f"own_loop_{number}.py").write_text(STATEFUL.format(state=state))
+        (tmp_path / "loops.yaml").write_text(f"- name: own\n  _target_: own_loop_{number}.Loop\n")
+        named = (
+            f"{rollout}agent.default_agent_loop=own",
+            f"{rollout}agent.agent_loop_config_path={tmp_path}/loops.yaml",
+        )
+        if number < 2:
+            assert refusal(run, *named).endswith(
+                f"Loop: its loops keep a state over the stop: {told} choose another class"
+            )
+        else:
+            [found] = [one for one in findings(run(*named)) if one.name == "agent loop and tools"]
+            assert found.error is None and "own: a call that it records is made again" in found.note

@@ -8,14 +8,14 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.calls import Recorder, append_tokens, current_recorder
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.values import OnRewardError
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.outcome import GroupOutcome
 from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.round import GroupEvent
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.rollout.agent_loops import KeptLoops
-from recipe.async_dapo.rollout.call_runner import CallRunner
+from recipe.async_dapo.rollout.agent_loops import Calls, Loops
 from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.rollout.reward import RewardScorer
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
@@ -86,15 +86,14 @@ async def quick(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]
 scores = ScriptedReward  # of the sessions, in order of completion
 
 
-def call_runner(
-    timeout_s: float = 60.0, journal_limit_bytes: int = 2**20, *, carries: bool = True, **options: Any
-) -> CallRunner:
-    """Of one worker."""
+def call_runner(timeout_s: float = 60.0, journal_limit_bytes: int = 2**20, **options: Any) -> Any:
+    """Of one worker, in a copy with agents."""
+    from recipe.async_dapo.extensions.agents.call_runner import CallRunner
+
     runner = CallRunner(
         timeout_s=timeout_s,
         journal_limit_bytes=journal_limit_bytes,
         promise=lambda call_id: FakeHandle(runner).result_of.remote(call_id),
-        carries=carries,
         **options,
     )
     return runner
@@ -107,7 +106,7 @@ def rollout(
     on_error: OnRewardError = OnRewardError.DROP_GROUP,
     is_filtered: bool = True,
     keeps_failures: bool = False,
-    kept: KeptLoops | None = None,
+    kept: Loops | None = None,
     carries: bool = True,
     tell: Callable[[str, GroupEvent], None] = lambda uid, event: None,
 ) -> GroupRollout:
@@ -117,14 +116,13 @@ def rollout(
         reward_function="compute_score of reward.py",
         filter=SimpleNamespace(metric="acc" if is_filtered else None),
         max_tokens_per_round=None,
-        calls=SimpleNamespace(short_s=1.0),
     )
     scorer = RewardScorer(compute_score or scores(0, 1, 0, 1), options=options)
     return GroupRollout(
         loop,
         scorer,
-        calls=call_runner(carries=carries),
-        kept=kept or KeptLoops(),
+        calls=call_runner(carries=carries) if "agents" in declared() else Calls(),
+        loops=kept or Loops(),
         options=options,
         validates=keeps_failures,
         tell=tell,

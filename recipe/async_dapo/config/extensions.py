@@ -37,6 +37,9 @@ class Declared:
             which observes, too. Of several, each draws from the one before.
         correction: makes, of training workers, configuration and options, the `Correction` of `training/passes.py`.
         codec: makes the `Codec` of `rollout/codec.py`; at most one in a copy.
+        loops: `loops(config, options, worker=, promise=)`: the `Calls` and `Loops` of `rollout/agent_loops.py` of a
+            worker, by its number; `promise` makes of a call's id what can be awaited anywhere, and asks `result_of` of
+            the worker's calls. At most one in a copy.
         training_worker: a subclass of verl's `TrainingWorker`, of which each policy's is one; several are combined.
         wire: `wire(config, options)`, called once, in the first actor, before anything is built.
     """
@@ -50,6 +53,7 @@ class Declared:
     source: str = ""
     correction: str = ""
     codec: str = ""
+    loops: str = ""
     training_worker: str = ""
     wire: str = ""
 
@@ -81,6 +85,9 @@ SERVED = (
 )
 
 
+AGENTS = "agents"  # serves what agent loops say of themselves
+
+
 @cache
 def declared() -> Mapping[str, Declared]:
     """What the extensions in this copy declare, by their names, in order."""
@@ -92,6 +99,13 @@ def load(name: str, place: str) -> Any:
     """A "module.attribute" of an extension."""
     module, _, attribute = place.rpartition(".")
     return getattr(import_module(f"{PACKAGE}.{name}.{module}"), attribute)
+
+
+def of_copy(place: str) -> Any:
+    """What this copy has at a place of `Declared` that no option chooses; None: nothing."""
+    own = [load(name, getattr(one, place)) for name, one in declared().items() if getattr(one, place)]
+    assert len(own) <= 1, f"{place} of several extensions"
+    return own[0] if own else None
 
 
 def missing(target: str) -> str | None:

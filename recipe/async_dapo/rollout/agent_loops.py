@@ -1,40 +1,32 @@
-"""verl's agent loops, one per trajectory, and those that outlive the stop in their worker.
+"""verl's agent loops, one per trajectory. The stop ends a loop, and it runs again over its record in the next round.
 
-A loop that has a state of its own says so: `keeps_state = True`, or `replayable = False`. One that asks for several
-turns at once says `side_by_side = True`; one that could not get on if it ran again each round `always_kept = True`: of
-these a worker keeps as many as there are.
-
-    round's task --outputs--> loop's task: run()
-        stop           the loop comes to rest in its next `generate` or `recorded`; its record goes to the pool
-        next round     here: the record comes back, and the loop goes on from where it rests
-                       elsewhere, after a kill, or with too many of them: it runs again over its record; one that
-                       is not replayable is gone, and its group is retired
-
-The record is the truth in either case: what is in it, and nothing else, is in a checkpoint.
+One that asks for several turns at once says `side_by_side = True`. What a loop asks of anything but the model is made
+once, and a loop with a state of its own outlives the stop, where the copy has `extensions/agents` (`Declared.loops`).
 """
 
-import asyncio
 import functools
-import logging
 import platform
-from collections.abc import Callable, Coroutine
-from itertools import count
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import hydra
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, _agent_loop_registry
 
-from ..calls import Recorder, TrajectoryInterrupted, current_recorder
+from ..calls import RETRY, Policy, RecordedError, Recorder, current_recorder
 from ..config.values import ConfigError
-from ..core.outcome import Cause, TrajectoryFailed
-from ..core.trajectory import Suspension, Trajectory
-from ..runtime.aio import run_to_completion
+from ..core.outcome import TrajectoryFailed
+from ..core.round import GroupEvent
+from ..core.trajectory import Trajectory
 from ..runtime.containment import contained, value_of
 
-logger = logging.getLogger(__name__)
 
-END_TIMEOUT_S = 60.0  # for a loop to clean up
+class Waits(nullcontext[None]):
+    """A context that is open while a trajectory is in a call."""
+
+    def begin_round(self, tell: Callable[[GroupEvent], None]) -> None:
+        """From now on `tell` is called when it waits, and when it goes on."""
 
 
 class AgentLoopFactory:
@@ -81,19 +73,9 @@ class AgentLoopFactory:
             raise _cannot_be_made(name, error) from error
 
 
-async def _run_loop(agent_loop: AgentLoopBase, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:
+async def run_loop(agent_loop: AgentLoopBase, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:
     output = await value_of(lambda: agent_loop.run(sampling_params, **sample))
     return output if isinstance(output, list) else [output]
-
-
-def is_replayable(agent_loop: AgentLoopBase) -> bool:
-    """Whether it can be brought to where it was interrupted, by its record."""
-    return getattr(agent_loop, "replayable", True)
-
-
-def _has_state(agent_loop: AgentLoopBase) -> bool:
-    """Whether it says that it has more to keep than its record."""
-    return getattr(agent_loop, "keeps_state", False) or not is_replayable(agent_loop)
 
 
 def _cannot_be_made(name: str, error: Exception) -> ConfigError:
@@ -105,137 +87,73 @@ def _cannot_be_made(name: str, error: Exception) -> ConfigError:
     )
 
 
-class KeptLoop:
-    """One loop that outlives the round, in a task that belongs to no round.
+class Calls:
+    """What agent loops ask of anything but the model, and scores of their answers, in a copy that keeps no journal."""
 
-    Args:
-        recorder: of its trajectory, in every round.
-        outputs: its `run`.
-        is_bounded: it counts among those that a worker keeps at most.
-    """
+    def wrap(self, tools: list[Any]) -> list[Any]:
+        """Tools as agent loops get them."""
+        return tools
 
-    def __init__(
-        self, recorder: Recorder, outputs: Coroutine[Any, Any, list[AgentLoopOutput]], *, is_bounded: bool = True
-    ) -> None:
-        self.recorder = recorder
-        self.is_bounded = is_bounded
-        self._opened = asyncio.Event()
-        self._resting = asyncio.Event()
-        self._is_ended = False
-        self._task = asyncio.create_task(outputs, name=f"kept loop of {recorder.prompt_uid}")
+    def waits(self) -> Waits:
+        """For a new trajectory."""
+        return Waits()
 
-    async def outputs(self) -> list[AgentLoopOutput]:
-        """Let it go on in this round.
+    async def run(
+        self,
+        recorder: Recorder,
+        name: str,
+        arguments: dict[str, Any],
+        make: Callable[[], Any],
+        *,
+        policy: Policy = RETRY,
+    ) -> Any:
+        """The answer of a call, which is made again where its loop runs again.
 
         Raises:
-            TrajectoryInterrupted: when it has come to rest.
+            RecordedError: if the call raised.
         """
-        self._resting.clear()
-        self._opened.set()
-        resting = asyncio.create_task(self._rests())
         try:
-            await asyncio.wait({self._task, resting}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            resting.cancel()
-        if not self._task.done():
-            raise TrajectoryInterrupted("its loop rests")
-        return self._task.result()
+            return await value_of(make)
+        except (ConfigError, TrajectoryFailed):
+            raise
+        except Exception as raised:  # a tool may raise anything: that is its answer
+            raise RecordedError(str(raised)) from raised
 
-    async def _rests(self) -> None:
-        """Until it has come to rest, with no request of another of its tasks out."""
-        await self._resting.wait()
-        await self.recorder.all_back()
+    async def score(
+        self, recorder: Recorder, responses: Sequence[Sequence[int]], make: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        """What `make` says of these responses. What a stop interrupts is scored again."""
+        return await make()
 
-    async def next_round(self) -> None:
-        """Called by the loop's own requests and calls: none may touch the record before it has come back."""
-        while not self._is_ended:  # else it cleans up
-            self._opened.clear()
-            self._resting.set()
-            await self._opened.wait()
-            if not self.recorder.rests:
-                return
-        raise asyncio.CancelledError("stopped before a call")
+    def drop_live(self, outputs: Sequence[AgentLoopOutput], recorder: Recorder) -> None:
+        """Leave out of outputs what tools have been told of that no record can hold."""
 
-    def suspend(self) -> None:
-        """Its record is taken away."""
-        self._opened.clear()
-        self.recorder.stop()
-        self.recorder.runner.carry(self.recorder)
-
-    async def end(self) -> None:
-        self._is_ended = True
-        self._task.cancel()
-        await asyncio.wait([self._task], timeout=END_TIMEOUT_S)
-        if not self._task.done():
-            name = self.recorder.prompt_uid
-            logger.warning("an agent loop of prompt %s has not ended in %.0f s of being cancelled", name, END_TIMEOUT_S)
-        elif not self._task.cancelled():
-            self._task.exception()  # raised again where its trajectory is continued
+    async def result_of(self, call_id: str) -> bytes | None:
+        """What a call that went on over a stop came to; None if it has to be made again."""
+        return None
 
 
-class KeptLoops:
-    """The loops of a worker that rest between rounds.
-
-    Args:
-        worker: its number.
-        most: loops that are kept over a stop, without those that always are [count]; 0: none is.
-    """
-
-    def __init__(self, *, worker: int = 0, most: int = 0) -> None:
-        self._worker = worker
-        self._most = most
-        self._names = count()
-        self._resting: dict[str, KeptLoop] = {}
+class Loops:
+    """The agent loops of a worker."""
 
     def recorder_of(self, trajectory: Trajectory) -> Recorder | None:
-        """Of the loop that rests here since the trajectory was interrupted, if it does."""
-        suspension = trajectory.suspension
-        loop = None if suspension is None else self._resting.get(suspension.loop)
-        return None if loop is None else loop.recorder
+        """Of the loop that rests here since the trajectory was interrupted, if one does."""
+        return None
 
     def claim(self, trajectory: Trajectory) -> None:
         """The trajectory goes on here, with its loop or without."""
-        if trajectory.suspension is not None:
-            self._resting.pop(trajectory.suspension.loop, None)
-            trajectory.suspension = None
 
     async def run(
         self, make: Callable[[], AgentLoopBase], sampling_params: dict[str, Any], **sample: Any
     ) -> list[AgentLoopOutput]:
-        """Run the loop of the current trajectory, or let it go on."""
-        recorder = current_recorder.get()
+        """Run the loop of the current trajectory."""
+        recorder, agent_loop = current_recorder.get(), make()
         assert recorder is not None
-        if recorder.kept_loop is None:
-            agent_loop = make()
-            if recorder.trajectory.is_lost:
-                raise TrajectoryFailed("state_lost", Cause("an agent loop that cannot run again is gone"))
-            recorder.trajectory.is_replayable = is_replayable(agent_loop)
-            recorder.is_side_by_side = getattr(agent_loop, "side_by_side", False)
-            outputs = _run_loop(agent_loop, sampling_params, **sample)
-            if not self._most or not _has_state(agent_loop):
-                return await outputs
-            is_bounded = not getattr(agent_loop, "always_kept", False)
-            recorder.kept_loop = KeptLoop(recorder, outputs, is_bounded=is_bounded)
-        return await recorder.kept_loop.outputs()
+        recorder.is_side_by_side = getattr(agent_loop, "side_by_side", False)
+        return await run_loop(agent_loop, sampling_params, **sample)
 
     async def settle(self, recorder: Recorder) -> None:
-        """The round is over for a trajectory: its loop rests if it is to go on and there is room, else it ends."""
-        loop, trajectory = recorder.kept_loop, recorder.trajectory
-        if loop is None or trajectory.is_finished:
-            return
-        bounded = sum(other.is_bounded for other in self._resting.values())
-        if not recorder.rests or (loop.is_bounded and bounded >= self._most):
-            await run_to_completion(loop.end(), timeout_s=2 * END_TIMEOUT_S)
-            return
-        loop.suspend()
-        name = f"{self._worker}-{next(self._names)}"
-        self._resting[name] = loop
-        trajectory.suspension = Suspension(worker=self._worker, loop=name)
-        recorder.counts.kept_loops += 1
+        """The round is over for a trajectory."""
 
     async def end_others(self, wanted: frozenset[str]) -> None:
-        """End the loops that are not wanted any more: their trajectories went elsewhere, or are gone."""
-        others = [self._resting.pop(name) for name in self._resting.keys() - wanted]
-        async with asyncio.TaskGroup() as tasks:
-            for loop in others:
-                tasks.create_task(loop.end())
+        """End the loops that rest here and are not wanted any more."""

@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopWorker
 
-from ..config.extensions import declared, load, not_in_copy
+from ..config.extensions import not_in_copy, of_copy
 from ..config.values import ConfigError, refused
 from ..core.trajectory import PromptGroup
 from ..record.plain_values import AGENT_LOOP
@@ -85,9 +85,8 @@ class Codec:
 @cache
 def codec() -> Codec:
     """That of this copy: no option chooses it, so that every checkpoint's groups can be opened."""
-    own = [load(name, one.codec) for name, one in declared().items() if one.codec]
-    assert len(own) <= 1, "codecs of several extensions"
-    return own[0]() if own else Codec()
+    own: type[Codec] = of_copy("codec") or Codec
+    return own()
 
 
 def items_of(messages: Any) -> Iterator[dict[str, Any]]:

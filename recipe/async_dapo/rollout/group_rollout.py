@@ -18,13 +18,11 @@ from ..core.trajectory import BrokenRecord, PromptGroup, Trajectory
 from ..engines.engine_requests import EnginesUnavailable
 from ..record.plain_values import NestedTooDeep
 from ..runtime.actor_watch import ActorDied
-from .agent_loops import KeptLoops
-from .call_runner import CallRunner
+from .agent_loops import Calls, Loops
 from .packed_output import PackedOutput
 from .reports import WorkerReport
 from .reward import RewardScorer, cause_of
 from .reward_process import NOT_THE_USERS, shown_name
-from .tools import drop_live
 
 logger = logging.getLogger(__name__)
 
@@ -72,52 +70,6 @@ def _place_of(task: asyncio.Task) -> str:
     return f"{frame.f_code.co_qualname} ({shown_name(frame.f_code.co_filename)}:{frame.f_lineno})"
 
 
-class InCalls:
-    """Whether a trajectory is in a call, and so leaves its place among those that generate to another. A context
-    that is open while a call is under way; those of one trajectory may overlap, and outlive the round.
-
-    Args:
-        short_s: shorter waits are not reported [s].
-    """
-
-    def __init__(self, short_s: float) -> None:
-        self._short_s = short_s
-        self._tell: Callable[[GroupEvent], None] = lambda event: None
-        self._open = 0
-        self._is_told = False
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin_round(self, tell: Callable[[GroupEvent], None]) -> None:
-        """From now on `tell` is called when the trajectory has waited for `short_s`, and when it goes on."""
-        self._tell, self._is_told = tell, False
-        if self._open:
-            self._start()
-
-    def __enter__(self) -> None:
-        self._open += 1
-        if self._open == 1:
-            self._start()
-
-    def __exit__(self, *_: object) -> None:
-        self._open -= 1
-        if self._open:
-            return
-        assert self._timer is not None
-        self._timer.cancel()
-        if self._is_told:
-            self._is_told = False
-            self._tell(GroupEvent.GOES_ON)
-
-    def _start(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(self._short_s, self._begin)
-
-    def _begin(self) -> None:
-        self._is_told = True
-        self._tell(GroupEvent.WAITS)
-
-
 class GroupRollout:
     """Runs groups with one agent loop runner and one scorer.
 
@@ -125,7 +77,7 @@ class GroupRollout:
         run_agent_loop: runs one trajectory to its end and returns its unscored outputs.
         scorer: scores outputs inline.
         calls: makes the calls of agent loops, and those of the scorer.
-        kept: agent loops that go on from round to round.
+        loops: of the worker.
         attempt: goes into the ids of calls, where a group starts again in each round.
         options: the recipe's options.
         validates: every trajectory runs to its end; one that failed is left out, and its siblings go on.
@@ -137,8 +89,8 @@ class GroupRollout:
         run_agent_loop: RunAgentLoop,
         scorer: RewardScorer,
         *,
-        calls: CallRunner,
-        kept: KeptLoops,
+        calls: Calls,
+        loops: Loops,
         options: AsyncDAPOConfig,
         validates: bool,
         tell: Callable[[str, GroupEvent], None],
@@ -147,13 +99,12 @@ class GroupRollout:
         self._run_agent_loop = run_agent_loop
         self._scorer = scorer
         self._calls = calls
-        self._kept = kept
+        self._loops = loops
         self._attempt = attempt
         self._on_reward_error = options.reward.on_error
         self._is_filtered = options.filter.metric is not None
         self._keeps_failures = validates
         self._max_tokens_per_round = None if validates else options.max_tokens_per_round
-        self._short_call_s = options.calls.short_s
         self._tell = tell
         self.running = _RunningTrajectories()
         self._logged = KnownPlaces()
@@ -194,11 +145,11 @@ class GroupRollout:
 
     def _start(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         for trajectory in group.unfinished:
-            recorder = self._kept.recorder_of(trajectory) or Recorder(
+            recorder = self._loops.recorder_of(trajectory) or Recorder(
                 trajectory=trajectory,
                 prompt_uid=group.uid,
                 attempt=self._attempt,
-                in_calls=InCalls(self._short_call_s),
+                in_calls=self._calls.waits(),
             )
             recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round)
             recorder.in_calls.begin_round(functools.partial(self._tell, group.uid))
@@ -207,7 +158,7 @@ class GroupRollout:
     async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:
         current_recorder.set(recorder)
         trajectory = recorder.trajectory
-        self._kept.claim(trajectory)
+        self._loops.claim(trajectory)
         try:
             outputs = await self._outputs_of(group, recorder)
             self._tell(group.uid, GroupEvent.GENERATED)
@@ -239,7 +190,7 @@ class GroupRollout:
             self._note_certain(group)
         finally:
             try:
-                await self._kept.settle(recorder)
+                await self._loops.settle(recorder)
             finally:
                 self._report.counts += recorder.counts
 
@@ -253,7 +204,7 @@ class GroupRollout:
         finally:
             if recorder.given_up is not None:
                 raise recorder.given_up
-        drop_live(outputs, recorder)
+        self._calls.drop_live(outputs, recorder)
         return outputs
 
     def _fail(self, group: PromptGroup, reason: str, cause: Cause) -> None:

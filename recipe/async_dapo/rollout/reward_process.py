@@ -113,13 +113,13 @@ def plain(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)
+        return _text(value)
     try:
         if isinstance(value, bytes | bytearray):
             return value.decode(errors="replace")
         if depth < MAX_DEPTH:
             if isinstance(value, Mapping):
-                return {str.__str__(str(key)): plain(item, depth + 1) for key, item in value.items()}
+                return {_text(str(key)): plain(item, depth + 1) for key, item in value.items()}
             if isinstance(value, list | tuple | set | frozenset):
                 return [plain(item, depth + 1) for item in value]
             if hasattr(value, "tolist"):  # arrays, tensors, and numpy's numbers
@@ -132,6 +132,11 @@ def plain(value: Any, depth: int = 0) -> Any:
         return f"{value!r:.{MOST_CHARS}}"
     except Exception:
         return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+def _text(value: str) -> str:
+    """A surrogate that stands alone, which is no text in UTF-8, becomes a question mark."""
+    return str.__str__(value).encode(errors="replace").decode()
 
 
 def answer_of(result: Any, path: str, name: str) -> Answer:

@@ -14,6 +14,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.workers.rollout.utils import get_max_position_embeddings
 
 from .. import store
+from ..config.extensions import of_copy
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import Verdict
@@ -26,15 +27,12 @@ from ..runtime.logs import show_logs
 from ..runtime.shipping import localise
 from ..runtime.verl_version import check_versions
 from ..store import join_queue
-from .agent_loops import AgentLoopFactory, KeptLoops
-from .call_runner import CallRunner
+from .agent_loops import AgentLoopFactory, Calls, Loops
 from .codec import check_shown, codec
 from .group_rollout import GroupRollout, leaves
 from .parking import park_all, unpark
 from .reports import WorkerReport
 from .reward import RewardScorer, ScoringWorker
-from .reward_process import shortened
-from .tools import recorded_tools
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +42,7 @@ TAKERS = 4  # Concurrent `take_group` calls per worker; hides the round trip to 
 class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     """Takes groups from the coordinator as fast as it hands them out; with `rollout_pool_size=null` one lane takes the
     next group when its last one has ended. When `run_round` returns, every task of the round is over; calls that
-    were interrupted go on, see `calls.py`, and so may agent loops, see `agent_loops.py`.
+    were interrupted may go on, see `calls.py`, and so may agent loops, see `agent_loops.py`.
 
     Starts before there is an engine, so that its imports take no time of their own; see `connect`.
     """
@@ -61,16 +59,11 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         """Called once by the manager; `worker` is this one's number, and `myself` its handle."""
         self._coordinator = coordinator
         self._worker = worker
-        turns = self.config.actor_rollout_ref.rollout.multi_turn
-        self._calls = CallRunner(
-            timeout_s=self._options.calls.timeout_s,
-            journal_limit_bytes=self._options.calls.journal_limit_mb * 2**20,
-            promise=lambda call_id: myself.result_of.remote(call_id),
-            carries=self._options.keeps_tokens,
-            cut=partial(shortened, most=turns.max_tool_response_length, side=turns.tool_response_truncate_side),
-        )
-        most = self._options.calls.kept_loops if self._options.keeps_tokens else 0
-        self._kept_loops = KeptLoops(worker=worker, most=most)
+        self._calls, self._loops = Calls(), Loops()
+        if (own := of_copy("loops")) is not None:
+            self._calls, self._loops = own(
+                self.config, self._options, worker=worker, promise=lambda call_id: myself.result_of.remote(call_id)
+            )
         self._rollout: GroupRollout | None = None  # of the round
         self._interrupted: dict[str, PromptGroup] = {}  # with the tokens that are still to be parked
 
@@ -93,7 +86,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             hf_model_type=self.hf_model_type,
             dataset_cls=self.dataset_cls,
             data_config=DictConfigWrap(self.config.data),
-            tools=ToolListWrap(recorded_tools(self.tools, timeout_s=self._options.calls.timeout_s)),
+            tools=ToolListWrap(self._calls.wrap(self.tools)),
         )
 
     async def run_round(self, spec: RoundSpec, suspended: frozenset[str]) -> WorkerReport:
@@ -108,7 +101,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         """
         unfinished: list[PromptGroup] = []
         if not spec.validates:
-            await self._kept_loops.end_others(suspended)
+            await self._loops.end_others(suspended)
         scorer = RewardScorer(self._compute_score, options=self._options)
         self._rollout = rollout = self._group_rollout(spec, scorer)
         try:
@@ -151,7 +144,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             self._loop_runner(spec),
             scorer,
             calls=self._calls,
-            kept=self._kept_loops,
+            loops=self._loops,
             attempt="" if self._options.keeps_tokens else f"@{spec.round_id}",
             options=self._options,
             validates=spec.validates,
@@ -212,7 +205,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             prompt = {"agent_name": rollout.agent.default_agent_loop} | codec().open(group.prompt)
             make = partial(self._agent_loops.make, prompt.pop("agent_name"))
             names = {"uid": group.uid, "session_id": trajectory.session_id}
-            outputs = await self._kept_loops.run(make, dict(sampling_params), **names, **prompt)
+            outputs = await self._loops.run(make, dict(sampling_params), **names, **prompt)
             for output in outputs:
                 check_shown(output.multi_modal_data, group.prompt.get("raw_prompt"))
             return outputs

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
-from ..config.extensions import missing, not_in_copy
+from ..config.extensions import AGENTS, declared, missing, not_in_copy
 from ..config.values import ConfigError, check_choice
 from ..runtime.containment import contained
 from .verl_options import listed
@@ -19,6 +19,7 @@ _LOOP = _ROLLOUT + "agent.default_agent_loop"
 _LOOP_FILE = _ROLLOUT + "agent.agent_loop_config_path"
 _TOOLS = _ROLLOUT + "multi_turn."
 AGENT_COLUMN = "agent_name"  # of the data, where a prompt names its own loop
+_TOOL_FILES = ("tool_config_path", "function_tool_path")
 PLAIN_LOOP = "single_turn_agent"  # verl's; it needs no file and no tool
 TOOL_LOOP = "tool_agent"
 WARNING = "warning: "  # a note that begins so is logged at every start
@@ -39,12 +40,16 @@ def check_agent_loop(config: DictConfig) -> str:
     named = _named_loops(agent.agent_loop_config_path)
     if set(used) == {PLAIN_LOOP} and not (named or tools.tool_config_path or tools.function_tool_path):
         return PLAIN_LOOP  # verl's agent loops take seconds to import
+    if AGENTS not in declared():
+        _check_tools_without_agents(tools)
     _import_external(config)
     warnings: list[str] = []
     for name, key in used.items():
         check_name(config, key, name)
         if name in named:
             found = _import(named[name], name)
+            if AGENTS not in declared():
+                warnings.append(_check_loop_without_agents(found, name))
             if check_entry := getattr(found, "check_entry", None):
                 warnings += [f"{name}: {warning}" for warning in check_entry(_options_of(named[name]), config)]
     if TOOL_LOOP in used:
@@ -55,6 +60,21 @@ def check_agent_loop(config: DictConfig) -> str:
     if warnings:
         return WARNING + "; ".join(warnings)
     return ", ".join(sorted(used)) + (f"; tools {', '.join(loaded)}" if loaded else "")
+
+
+def _check_tools_without_agents(tools: DictConfig) -> None:
+    """Where the stop interrupts a loop its tools would be called again."""
+    for option in _TOOL_FILES:
+        if tools[option] is not None:
+            raise ConfigError(_TOOLS + option, tools[option], not_in_copy(AGENTS, "leave tools out"))
+
+
+def _check_loop_without_agents(found: Any, name: str) -> str:
+    """Returns a warning."""
+    if getattr(found, "keeps_state", False) or not getattr(found, "replayable", True):
+        remedy = f"its loops keep a state over the stop: {not_in_copy(AGENTS, 'choose another class')}"
+        raise ConfigError(f"{_LOOP_FILE}, `_target_` of {name}", found.__qualname__, remedy)
+    return f"{name}: a call that it records is made again where the loop runs again, as extensions/agents is not there"
 
 
 def _import_external(config: DictConfig) -> None:
@@ -158,7 +178,7 @@ def _load_tools(tools: DictConfig) -> list[Any]:
     from verl.tools.tool_registry import load_all_tools
 
     all_tools: list[Any] = []
-    for option in ("tool_config_path", "function_tool_path"):
+    for option in _TOOL_FILES:
         value = tools[option]
         if value is None:
             continue

@@ -25,6 +25,7 @@ from datasets import Dataset
 from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopOutput
 
+from ..config.extensions import AGENTS
 from ..config.options import checkpoints_to_keep
 from ..core.concurrency import ConcurrencyState
 from ..core.journal import Call
@@ -55,6 +56,14 @@ class RolloutState:
     ended: LengthsEnded = field(default_factory=LengthsEnded)
     concurrency: ConcurrencyState | None = None  # None before the first round has ended
     extensions: dict[str, bytes] = field(default_factory=dict)  # what each keeps, by their names
+
+    @property
+    def needed_extensions(self) -> tuple[str, ...]:
+        """Those that can read it: without the agents' what is recorded of calls would be made again."""
+        pool = self.pool
+        groups = (*pool.waiting, *pool.buffered, *(one.group for one in pool.carried))
+        have_calls = any(one.calls or not one.is_replayable for group in groups for one in group.trajectories)
+        return (*self.extensions, *([AGENTS] if have_calls else ()))
 
 
 T = TypeVar("T")

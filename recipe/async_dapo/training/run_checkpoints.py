@@ -45,7 +45,7 @@ def save_run(
         with saving(
             folder,
             to_frames(state),
-            extensions=tuple(state.extensions),
+            extensions=state.needed_extensions,
             has_routes=config.actor_rollout_ref.rollout.enable_rollout_routing_replay,
             prompts=prompts,
             options=lasting_options(config),

@@ -19,10 +19,10 @@ from recipe.async_dapo.core.outcome import GroupOutcome
 from recipe.async_dapo.core.round import GroupEvent
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
+from recipe.async_dapo.extensions.agents.kept_loops import KeptLoops
 from recipe.async_dapo.extensions.gateway.black_box import BlackBoxAgent
 from recipe.async_dapo.extensions.gateway.server import Gateway
 from recipe.async_dapo.extensions.gateway.session import Session
-from recipe.async_dapo.rollout.agent_loops import KeptLoops
 from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
 from ....support.client_world import llm_client

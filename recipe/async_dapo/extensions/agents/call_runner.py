@@ -11,16 +11,20 @@ from typing import Any, TypeVar
 
 import msgspec
 from ray.exceptions import ObjectLostError, RayActorError
+from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..calls import RETRY, REWARD, Policy, RecordedError, Recorder, current_recorder, running_call_id
-from ..config.values import ConfigError
-from ..core.journal import Call, WhenUnknown
-from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
-from ..record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to_plain
-from ..runtime.actor_watch import ActorDied
-from ..runtime.aio import LimitReached, on_thread, within
-from ..runtime.containment import value_of
-from .reward_process import describe, user_traceback
+from ...calls import RETRY, REWARD, Policy, RecordedError, Recorder, current_recorder, running_call_id
+from ...config.values import ConfigError
+from ...core.journal import Call, WhenUnknown
+from ...core.outcome import Cause, KnownPlaces, TrajectoryFailed
+from ...record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to_plain
+from ...rollout.agent_loops import Calls
+from ...rollout.reward_process import describe, user_traceback
+from ...runtime.actor_watch import ActorDied
+from ...runtime.aio import LimitReached, on_thread, within
+from ...runtime.containment import value_of
+from .in_calls import InCalls
+from .tools import drop_live, recorded_tools
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +36,14 @@ T = TypeVar("T")
 Work = Callable[[Call], Coroutine[Any, Any, bytes]]
 
 
-class CallRunner:
+class CallRunner(Calls):
     """Makes the calls of a worker's trajectories, and keeps what goes on after the stop.
 
     Args:
         timeout_s: longest time a call may take [s].
         journal_limit_bytes: most that a trajectory's journal may hold.
         promise: makes of a call's id what can be awaited anywhere, and calls `result_of` here.
+        short_s: waits for calls that are shorter are not reported [s].
         carries: calls go on when the stop interrupts their trajectories; else nothing of these is kept, and they end.
         cut: cuts what a call has raised as answers are cut: a loop may have it tokenized, and trained on.
     """
@@ -49,10 +54,12 @@ class CallRunner:
         timeout_s: float,
         journal_limit_bytes: int,
         promise: Callable[[str], Any],
+        short_s: float = 1.0,
         carries: bool = True,
         cut: Callable[[str], str] = str,
     ) -> None:
         self._timeout_s = timeout_s
+        self._short_s = short_s
         self._limit_bytes = journal_limit_bytes
         self._promise = promise
         self._carries = carries
@@ -60,6 +67,15 @@ class CallRunner:
         self._promised: dict[str, asyncio.Task[bytes]] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._logged = KnownPlaces()
+
+    def wrap(self, tools: list[Any]) -> list[Any]:
+        return recorded_tools(tools, timeout_s=self._timeout_s)
+
+    def waits(self) -> InCalls:
+        return InCalls(self._short_s)
+
+    def drop_live(self, outputs: Sequence[AgentLoopOutput], recorder: Recorder) -> None:
+        drop_live(outputs, recorder)
 
     async def run(
         self,

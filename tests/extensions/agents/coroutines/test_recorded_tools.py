@@ -17,10 +17,10 @@ from recipe.async_dapo.calls import call_id
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.rollout.tools import recorded_tools
+from recipe.async_dapo.extensions.agents.tools import recorded_tools
 
-from ..support.rollout_world import Loop, finished, group, outcome_of, rollout, stopped_at
-from ..support.simulation import now_s
+from ....support.rollout_world import Loop, finished, group, outcome_of, rollout, stopped_at
+from ....support.simulation import now_s
 
 SCHEMA = {
     "type": "function",

@@ -13,11 +13,11 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 from recipe.async_dapo.calls import recorded
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.rollout import tools
-from recipe.async_dapo.rollout.tools import TOOL_THREADS, recorded_tools
+from recipe.async_dapo.extensions.agents import tools
+from recipe.async_dapo.extensions.agents.tools import TOOL_THREADS, recorded_tools
 from recipe.async_dapo.runtime.aio import LimitReached, within
 
-from ..support.rollout_world import Loop, finished, group, outcome_of, rollout, scores
+from ....support.rollout_world import Loop, finished, group, outcome_of, rollout, scores
 
 MANY = 2000
 PATIENCE_S = 300.0  # what has not ended by then hangs

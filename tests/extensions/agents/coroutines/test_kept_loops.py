@@ -11,11 +11,11 @@ from verl.experimental.agent_loop import AgentLoopOutput
 from recipe.async_dapo.calls import Recorder, append_tokens, prompt_digest, recorded, unknown_calls
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
+from recipe.async_dapo.extensions.agents import kept_loops
 from recipe.async_dapo.record.plain_values import MAX_DEPTH
-from recipe.async_dapo.rollout import agent_loops
 
-from ..support.rollout_world import Loop, N, finished, group, outcome_of, recorder, rollout, stopped_at
-from ..support.simulation import now_s, settle
+from ....support.rollout_world import Loop, N, finished, group, outcome_of, recorder, rollout, stopped_at
+from ....support.simulation import now_s, settle
 
 
 async def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_is_not_awaited_for_ever(caplog) -> None:
@@ -29,11 +29,11 @@ async def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_i
                 continue
         return []
 
-    loop = agent_loops.KeptLoop(Recorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7"), run())
+    loop = kept_loops.KeptLoop(Recorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7"), run())
     await settle()  # it begins
     with caplog.at_level(logging.WARNING):
         await loop.end()
-    assert "prompt-7" in caplog.text and now_s() == pytest.approx(agent_loops.END_TIMEOUT_S)
+    assert "prompt-7" in caplog.text and now_s() == pytest.approx(kept_loops.END_TIMEOUT_S)
     released.set()
     await loop.outputs()
     await settle()
@@ -52,7 +52,7 @@ async def test_given_a_loop_that_makes_a_call_as_it_cleans_up_when_it_is_ended_t
                 cleaned.append("yes")
         return []
 
-    loop = agent_loops.KeptLoop(Recorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7"), run())
+    loop = kept_loops.KeptLoop(Recorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7"), run())
     await settle()
     await loop.end()
     assert cleaned == ["yes"] and now_s() < 1.0
@@ -72,7 +72,7 @@ class Asking:
         return finished(trajectory)
 
 
-def asking(kept: agent_loops.KeptLoops, call: Callable[..., Any]) -> Loop:
+def asking(kept: kept_loops.KeptLoops, call: Callable[..., Any]) -> Loop:
     async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         return await kept.run(lambda: Asking(call), {}, trajectory=trajectory)
 
@@ -96,7 +96,7 @@ async def test_given_a_stop_while_recover_is_asked_then_a_kept_loop_goes_on_in_t
         made.append(now_s())
         return 2
 
-    held, kept = group(), agent_loops.KeptLoops(most=N)
+    held, kept = group(), kept_loops.KeptLoops(most=N)
     for trajectory in held.trajectories:
         trajectory.is_restored = True
     assert await stopped_at(rollout(asking(kept, charge), kept=kept), held, 5.0) is None
@@ -123,7 +123,7 @@ async def test_given_a_carried_call_that_its_trajectory_fails_of_then_it_is_not_
             deep = [deep]
         return deep
 
-    held, kept, ended = group(), agent_loops.KeptLoops(most=N if is_kept else 0), agent_loops.KeptLoops()
+    held, kept, ended = group(), kept_loops.KeptLoops(most=N if is_kept else 0), kept_loops.KeptLoops()
     assert await stopped_at(rollout(asking(ended, answer), kept=ended), held, 5.0) is None
     held = held.take_tokens()
     if is_kept:  # it waits in another worker, and the answer comes between two rounds
@@ -154,7 +154,7 @@ class Untidy:
 
 
 async def test_given_a_loop_that_is_being_ended_when_a_sibling_fails_then_what_it_had_recorded_counts_as_lost() -> None:
-    held, kept = group(), agent_loops.KeptLoops(most=1)
+    held, kept = group(), kept_loops.KeptLoops(most=1)
     turn = Turn(prompt_digest=prompt_digest([0]), prompt_len_tok=1)
     append_tokens(turn, [7, 8], [0.0] * 2, [(0, 2)])
     held.trajectories[0].turns.append(turn)
@@ -177,7 +177,7 @@ class Stateful:
 
 
 async def test_given_a_loop_that_has_ended_when_rounds_stop_while_it_is_scored_then_it_is_scored_once() -> None:
-    kept, scored = agent_loops.KeptLoops(most=N), []
+    kept, scored = kept_loops.KeptLoops(most=N), []
 
     async def score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
         scored.append(len(scored) % 2)

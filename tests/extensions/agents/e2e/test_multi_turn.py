@@ -15,8 +15,8 @@ import pytest
 
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 
-from ..support import next_problem, till
-from ..support.harness import Run, ledger_closes, train
+from ....support import next_problem, till
+from ....support.harness import Run, ledger_closes, train
 
 STEPS = 4
 KILLED_STEP = 2

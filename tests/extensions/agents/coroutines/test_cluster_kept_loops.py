@@ -9,9 +9,9 @@ from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
-from ..support.simulated_cluster import resumed
-from ..support.simulated_options import options
-from ..support.simulated_worker import random_task
+from ....support.simulated_cluster import resumed
+from ....support.simulated_options import options
+from ....support.simulated_worker import random_task
 
 
 def opts(*, most: int, workers: int = 1, **changes):
@@ -82,7 +82,7 @@ def test_given_groups_that_become_too_stale_then_their_loops_end(start) -> None:
     assert cluster.buffer.pool.ledger.retired > 0
     [worker] = cluster.workers
     waiting = {one.loop for group in cluster.buffer.pool.buffered for one in group.suspensions()}
-    assert set(worker._kept_loops._resting) == waiting
+    assert set(worker._loops._resting) == waiting
 
 
 @pytest.mark.parametrize("most", [0, 2])

@@ -21,17 +21,17 @@ from examples.agent_loop.dialogue import Dialogue
 from examples.agent_loop.guessing import Guessing
 from recipe.async_dapo.calls import Recorder, SampledTokens, TrajectoryInterrupted, call_id, current_recorder, recorded
 from recipe.async_dapo.core.trajectory import Trajectory
-from recipe.async_dapo.rollout.call_runner import CallRunner
+from recipe.async_dapo.extensions.agents.call_runner import CallRunner
+from recipe.async_dapo.extensions.agents.tools import recorded_tools
 from recipe.async_dapo.rollout.packed_output import PackedOutput
-from recipe.async_dapo.rollout.tools import recorded_tools
 from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
-from ..support import scripted_server
-from ..support.client_world import World
-from ..support.fakes import ScriptedServer
-from ..support.rollout_world import call_runner
-from ..support.scripted_server import ScriptedRequest
-from ..support.simulation import VirtualTimeLoop, simulate
+from ....support import scripted_server
+from ....support.client_world import World
+from ....support.fakes import ScriptedServer
+from ....support.rollout_world import call_runner
+from ....support.scripted_server import ScriptedRequest
+from ....support.simulation import VirtualTimeLoop, simulate
 
 TURNS = 3
 TOKENIZER = build_tokenizer()

@@ -15,13 +15,13 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from ..calls import Policy, Recorder, current_recorder, make_recorded
-from ..config.values import ConfigError
-from ..core.outcome import Cause, TrajectoryFailed
-from ..record.plain_values import AGENT_LOOP, to_plain
-from ..runtime.aio import LimitReached, on_thread, within
-from ..runtime.containment import value_of
-from .codec import PROMPTS_ONLY
+from ...calls import Policy, Recorder, current_recorder, make_recorded
+from ...config.values import ConfigError
+from ...core.outcome import Cause, TrajectoryFailed
+from ...record.plain_values import AGENT_LOOP, to_plain
+from ...rollout.codec import PROMPTS_ONLY
+from ...runtime.aio import LimitReached, on_thread, within
+from ...runtime.containment import value_of
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from recipe.async_dapo.calls import call_id, prompt_digest, recorded
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
-from recipe.async_dapo.rollout.agent_loops import KeptLoops
+from recipe.async_dapo.extensions.agents.kept_loops import KeptLoops
 
-from ..support.client_world import llm_client
-from ..support.fakes import FakeHandle, ScriptedServer, token_at
-from ..support.rollout_world import Loop, group, recorder, reread, rollout
-from ..support.router import router_options
-from ..support.simulation import now_s, settle
+from ....support.client_world import llm_client
+from ....support.fakes import FakeHandle, ScriptedServer, token_at
+from ....support.rollout_world import Loop, group, recorder, reread, rollout
+from ....support.router import router_options
+from ....support.simulation import now_s, settle
 
 BRANCHES, TURNS, LENGTH_TOK, WAIT_S = 3, 2, 5, 2.0
 

@@ -17,12 +17,12 @@ from recipe.async_dapo.calls import RecordedError, call_id, recorded, unknown_ca
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.extensions.agents.kept_loops import KeptLoops
 from recipe.async_dapo.record.plain_values import MAX_DEPTH
-from recipe.async_dapo.rollout.agent_loops import KeptLoops
 
-from ..support.client_world import world
-from ..support.rollout_world import Loop, N, call_runner, finished, group, outcome_of, reread, rollout, stopped_at
-from ..support.simulation import now_s, simulate
+from ....support.client_world import world
+from ....support.rollout_world import Loop, N, call_runner, finished, group, outcome_of, reread, rollout, stopped_at
+from ....support.simulation import now_s, simulate
 
 
 @dataclass

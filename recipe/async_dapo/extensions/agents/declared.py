@@ -1,0 +1,5 @@
+"""Calls that are made once, and agent loops that outlive the stop: the place where they plug in."""
+
+from ...config.extensions import Declared
+
+DECLARED = Declared(loops="loops.of_worker")

@@ -1,0 +1,54 @@
+"""Whether a trajectory is in a call: others generate in its stead meanwhile."""
+
+import asyncio
+from collections.abc import Callable
+
+from ...core.round import GroupEvent
+from ...rollout.agent_loops import Waits
+
+
+class InCalls(Waits):
+    """Whether a trajectory is in a call, and so leaves its place among those that generate to another. A context
+    that is open while a call is under way; those of one trajectory may overlap, and outlive the round.
+
+    Args:
+        short_s: shorter waits are not reported [s].
+    """
+
+    def __init__(self, short_s: float) -> None:
+        super().__init__()
+        self._short_s = short_s
+        self._tell: Callable[[GroupEvent], None] = lambda event: None
+        self._open = 0
+        self._is_told = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin_round(self, tell: Callable[[GroupEvent], None]) -> None:
+        """From now on `tell` is called when the trajectory has waited for `short_s`, and when it goes on."""
+        self._tell, self._is_told = tell, False
+        if self._open:
+            self._start()
+
+    def __enter__(self) -> None:
+        self._open += 1
+        if self._open == 1:
+            self._start()
+
+    def __exit__(self, *_: object) -> None:
+        self._open -= 1
+        if self._open:
+            return
+        assert self._timer is not None
+        self._timer.cancel()
+        if self._is_told:
+            self._is_told = False
+            self._tell(GroupEvent.GOES_ON)
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._short_s, self._begin)
+
+    def _begin(self) -> None:
+        self._is_told = True
+        self._tell(GroupEvent.WAITS)
