@@ -5,7 +5,8 @@
                             +-------- the result, when it arrives ---+   (the stop ends the loop, not this task)
 
 `core/journal.py` is what is written down, `extensions/agents/call_runner.py` makes the calls, `tools.py` there does the
-same for verl's tools. The `Recorder` of the running task's trajectory also records what requests to the engines return.
+same for verl's tools. The `TrajectoryRecorder` of the running task's trajectory also records what requests to the
+engines return.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ def prompt_digest(prompt_ids: Sequence[int], pictures: Iterable[Any] = ()) -> by
 
 
 @dataclass(slots=True, kw_only=True)
-class Recorder:
+class TrajectoryRecorder:
     """The record of a trajectory, for one run of its agent loop: replays recorded turns, then records new ones.
 
     A loop that asks for another prompt than the recorded one (a tool that answers differently the second time), or
@@ -316,7 +317,7 @@ class SampledTokens:
         return is_same and self._ids[self._next] == token_id
 
 
-current_recorder: ContextVar[Recorder | None] = ContextVar("current_recorder", default=None)
+current_recorder: ContextVar[TrajectoryRecorder | None] = ContextVar("current_recorder", default=None)
 
 
 class TrajectoryInterrupted(asyncio.CancelledError):

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.calls import (
-    Recorder,
     SampledTokens,
+    TrajectoryRecorder,
     append_routes,
     append_tokens,
     array_of,
@@ -63,11 +63,11 @@ def test_given_stamps_or_log_probs_that_do_not_cover_the_tokens_then_it_is_an_er
         append_tokens(Turn(prompt_digest=b"", prompt_len_tok=1), token_ids, probs, stamps)
 
 
-def recorder(trajectory: Trajectory) -> Recorder:
-    return Recorder(trajectory=trajectory, prompt_uid="group")
+def recorder(trajectory: Trajectory) -> TrajectoryRecorder:
+    return TrajectoryRecorder(trajectory=trajectory, prompt_uid="group")
 
 
-def take_turn(it: Recorder, prompt: list[int], token_ids: list[int]) -> None:
+def take_turn(it: TrajectoryRecorder, prompt: list[int], token_ids: list[int]) -> None:
     """Generate these tokens, if the turn is not recorded."""
     turn = it.begin_turn(prompt)
     if turn.finish_reason is None:
@@ -75,7 +75,7 @@ def take_turn(it: Recorder, prompt: list[int], token_ids: list[int]) -> None:
         turn.finish_reason = "stop"
 
 
-def play(trajectory: Trajectory, prompts: list[list[int]], generated_tok: list[int]) -> Recorder:
+def play(trajectory: Trajectory, prompts: list[list[int]], generated_tok: list[int]) -> TrajectoryRecorder:
     """One run of an agent loop that generates `generated_tok[k]` tokens in turn k, if they are not recorded."""
     it = recorder(trajectory)
     for prompt, count in zip(prompts, generated_tok, strict=True):
@@ -167,7 +167,7 @@ def test_digests_tell_prompts_apart(left: list[int], right: list[int]) -> None:
 @given(chunks)
 def test_given_a_trajectory_when_finished_or_restarted_then_its_lengths_and_versions_follow(chunks) -> None:
     trajectory = Trajectory(session_id=0)
-    turn = Recorder(trajectory=trajectory).begin_turn([1])
+    turn = TrajectoryRecorder(trajectory=trajectory).begin_turn([1])
     for chunk in chunks:
         append_tokens(turn, [t for t, _, _ in chunk], [p for _, p, _ in chunk], stamps_of([v for _, _, v in chunk]))
     count, stamps = trajectory.generated_tok, trajectory.stamps
@@ -185,7 +185,7 @@ def test_given_a_trajectory_when_finished_or_restarted_then_its_lengths_and_vers
 
 def test_given_a_turn_that_no_engine_has_begun_then_its_trajectory_has_not_started() -> None:
     trajectory = Trajectory(session_id=0)
-    Recorder(trajectory=trajectory).begin_turn([1])
+    TrajectoryRecorder(trajectory=trajectory).begin_turn([1])
     assert not trajectory.has_started, "it waited for a lease, and there is nothing to resume"
     trajectory.suspension = Suspension(worker=0, loop="0-0")
     assert trajectory.has_started, "its loop is alive"
@@ -224,7 +224,7 @@ def test_given_an_engine_s_log_prob_that_is_no_number_then_no_agent_loop_is_blam
 
 
 def test_given_answers_in_another_order_and_log_probs_that_are_no_numbers_then_their_turns_are_put_first() -> None:
-    it = Recorder(trajectory=Trajectory(session_id=0), is_side_by_side=True)
+    it = TrajectoryRecorder(trajectory=Trajectory(session_id=0), is_side_by_side=True)
     turns = [it.begin_turn([1]) for _ in range(3)]
     for turn, log_prob in zip(turns, (-1.0, math.nan, math.nan), strict=True):
         append_tokens(turn, [5], [log_prob], [(0, 1)])
@@ -252,7 +252,7 @@ def test_given_an_output_that_was_not_sampled_then_it_is_an_error(token_ids, log
         SampledTokens(sampled_by([0, 0, 1])).stamps_of(token_ids, log_probs)
 
 
-def ids(it: Recorder, names: list[str]) -> list[str]:
+def ids(it: TrajectoryRecorder, names: list[str]) -> list[str]:
     return [it.begin_call(name, b"arguments")[0].call_id for name in names]
 
 

@@ -20,8 +20,8 @@ def waiting(*uids: str, **about) -> list[WaitingGroup]:
 KINDS = st.builds(
     dict,
     has_begun=st.booleans(),
-    home=st.none() | st.integers(0, WORKERS - 1),
-    is_bound=st.booleans(),
+    affinity=st.none() | st.integers(0, WORKERS - 1),
+    is_pinned=st.booleans(),
 )
 CALLS = st.lists(st.one_of(KINDS, st.tuples(st.integers(0, WORKERS - 1), st.sets(st.sampled_from(WAITING)))))
 
@@ -38,8 +38,8 @@ def test_a_worker_starts_begun_then_fresh_groups_each_in_order_and_others_homes_
             continue
         worker, states = call
         open_groups = sorted((one for one in line if one.state in states), key=lambda group: WAITING.index(group.state))
-        near = [one.prompt_uid for one in open_groups if one.home in (None, worker)]
-        far = [one.prompt_uid for one in open_groups if one.home is None or not one.is_bound]
+        near = [one.prompt_uid for one in open_groups if one.affinity in (None, worker)]
+        far = [one.prompt_uid for one in open_groups if one.affinity is None or not one.is_pinned]
         expected = next(iter(near or far), None)
         startable = {(state, ALL): rank for rank, state in enumerate(WAITING) if state in states}
         assert groups.next_for(worker, startable) == expected == groups.start(worker, startable)

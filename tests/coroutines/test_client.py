@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.calls import Recorder, TrajectoryInterrupted, current_recorder
+from recipe.async_dapo.calls import TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
@@ -282,7 +282,7 @@ async def test_given_old_kv_when_loops_run_again_then_their_requests_go_to_the_s
     names = map(str, count())
 
     async def generate(trajectory: Trajectory) -> None:
-        current_recorder.set(Recorder(trajectory=trajectory, prompt_uid=f"group {trajectory.session_id}"))
+        current_recorder.set(TrajectoryRecorder(trajectory=trajectory, prompt_uid=f"group {trajectory.session_id}"))
         await ending_of(client.generate(next(names), prompt_ids=[trajectory.session_id], sampling_params={}))
 
     for order in ([0, 1, 2, 3, 4, 5], [0, 2, 4, 1, 3, 5], [5, 1, 3, 0, 2, 4]):

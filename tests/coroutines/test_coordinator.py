@@ -161,7 +161,7 @@ async def test_given_many_waiting_lanes_when_places_come_free_then_only_those_th
 
 async def test_given_a_group_that_only_its_home_can_go_on_with_when_a_place_comes_free_then_its_home_is_woken() -> None:
     it = coordinator()
-    [bound] = [replace(ticket, home=1, is_bound=True) for ticket in tickets("bound")]
+    [bound] = [replace(ticket, affinity=1, is_pinned=True) for ticket in tickets("bound")]
     await it.open_round(spec(pool_size=1), [*tickets("a"), bound])
     await it.take_group("step-1", 0)
     other, home = (asyncio.create_task(take(it, worker=worker)) for worker in (0, 1))

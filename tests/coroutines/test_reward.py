@@ -20,7 +20,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from recipe.async_dapo.calls import Recorder
+from recipe.async_dapo.calls import TrajectoryRecorder
 from recipe.async_dapo.config.options import REWARD_IMPORT_LIMIT_S
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import TrajectoryFailed, Verdict
@@ -41,7 +41,7 @@ from ..support.simulation import now_s, simulate
 TIMEOUT_S = 60.0
 
 
-RECORDER = Recorder(trajectory=Trajectory(session_id=0), runner=Calls())
+RECORDER = TrajectoryRecorder(trajectory=Trajectory(session_id=0), runner=Calls())
 UNREACHABLE = ActorUnavailableError("its worker cannot be reached", None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from verl.workers.rollout.replica import TokenOutput
 
-from recipe.async_dapo.calls import Recorder, TrajectoryInterrupted, current_recorder
+from recipe.async_dapo.calls import TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
@@ -55,11 +55,11 @@ class World:
         self.balancer = GlobalLoadBalancer(self.handles, router_options(4))
         self.balancer_handle = FakeHandle(self.balancer, latency_s=self.latency_s)
         self.client = llm_client(self.balancer_handle, response_length=self.response_length, drafts=self.drafts)
-        self.recorder = Recorder(trajectory=self.trajectory)
+        self.recorder = TrajectoryRecorder(trajectory=self.trajectory)
 
     def generate(self, **sampling_params: Any) -> Any:
         """Start a turn of the trajectory, as a new run of its agent loop."""
-        self.recorder = Recorder(trajectory=self.trajectory)
+        self.recorder = TrajectoryRecorder(trajectory=self.trajectory)
         current_recorder.set(self.recorder)
         return self.client.generate("request", prompt_ids=PROMPT, sampling_params={"logprobs": True, **sampling_params})
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.async_dapo.calls import Recorder, current_recorder
+from recipe.async_dapo.calls import TrajectoryRecorder, current_recorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines import load_balancer
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
@@ -67,7 +67,7 @@ class World:
         """Over as many rounds as it takes; a cancelled one is given up, as one of a group that has failed is."""
         trajectory = Trajectory(session_id=0)
         while True:
-            current_recorder.set(recorder := Recorder(trajectory=trajectory))
+            current_recorder.set(recorder := TrajectoryRecorder(trajectory=trajectory))
             try:
                 await self.client.generate(f"request-{number}", prompt_ids=[number], sampling_params={})
                 return

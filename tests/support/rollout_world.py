@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from recipe.async_dapo.calls import Recorder, append_tokens, current_recorder
+from recipe.async_dapo.calls import TrajectoryRecorder, append_tokens, current_recorder
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.values import OnRewardError
 from recipe.async_dapo.core.ledger import Ledger
@@ -54,7 +54,7 @@ async def stopped_at(running: GroupRollout, held: PromptGroup, time_s: float) ->
     return await task
 
 
-def recorder() -> Recorder:
+def recorder() -> TrajectoryRecorder:
     """Of the running trajectory."""
     current = current_recorder.get()
     assert current is not None

@@ -2,11 +2,12 @@
 
 A group whose trajectories all score the same has no gradient: DAPO's dynamic sampling (arXiv:2503.14476, eq. 11).
 
-Trajectories that fail are no accident where hardly a group is complete, and training ends. Groups fail sooner than they
-are complete: a failure ends its group, while a complete one waits for its longest response. So nothing is concluded
-before twice as many groups have failed as a step trains, and `MANY` at least; `FEW` are enough where hardly any
-trajectory is scored either. Where a tenth of the groups is complete and half of the trajectories are scored, a step is
-ended so once in a million at most. If all trajectories fail, that is known after two batches.
+Training ends when failures look systematic: when hardly a group is complete, and at least twice as many groups have
+failed as a step trains (2 B), and at least `MANY`; or `FEW`, where hardly any trajectory is scored either. The number
+has to be that large because groups fail sooner than they are complete: a failure ends its group at once, while a
+complete one has waited for its longest response. Where a tenth of the groups is complete and half of the trajectories
+are scored, a step is ended by mistake once in a million at most. If all trajectories fail, that is known after two
+batches.
 """
 
 import math

@@ -2,9 +2,9 @@
 
     add -> BEGUN | FRESH  --start-->  RUNNING  --remove--> gone: its outcome is the round's
 
-Waiting groups stand in lines, in the order in which they were added: one line for each state, part and home. A worker
-starts those of the lowest rank first. It takes a group whose agent loop rests on another worker only if it has no other
-one, and if that loop can be replayed.
+Waiting groups stand in lines, in the order in which they were added: one line for each state, part and affinity. A
+worker starts those of the lowest rank first. It takes a group whose agent loop rests on another worker only if it has
+no other one, and if that loop can be replayed.
 """
 
 from collections import Counter, deque
@@ -40,8 +40,8 @@ class WaitingGroup:
     is_certain: bool = False  # its finished trajectories differ: it will be valid
     has_begun: bool = False  # in an earlier round
     oldest_version: int | None = None  # of its tokens
-    home: int | None = None  # the worker where agent loops of it rest
-    is_bound: bool = False  # some of those can only go on there
+    affinity: int | None = None  # the worker where agent loops of it rest
+    is_pinned: bool = False  # some of those can only go on there
     content: Any = None  # what a lane needs to run it; opaque to core, see `parking.py`
     ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
     source: str = ""  # see `PromptGroup.source`
@@ -64,12 +64,12 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Which waiting groups stand in one line; only the home's worker takes those that are bound to it."""
+    """Which waiting groups stand in one line; those that are pinned only their worker starts."""
 
     state: GroupState
     part: str
-    home: int | None
-    is_bound: bool
+    affinity: int | None
+    is_pinned: bool
 
 
 class RoundGroups:
@@ -127,8 +127,8 @@ class RoundGroups:
             self._entries[group.prompt_uid] = entry
             self._num[state, part] += 1
             self._certain[part] += group.is_certain
-            is_bound = group.home is not None and group.is_bound
-            line = self._lines.setdefault(_Line(state, part, group.home, is_bound), deque())
+            is_pinned = group.affinity is not None and group.is_pinned
+            line = self._lines.setdefault(_Line(state, part, group.affinity, is_pinned), deque())
             line.append((next(self._order), group.prompt_uid))
 
     def num_of(self, startable: Startable) -> int:
@@ -190,7 +190,6 @@ class RoundGroups:
     def _next_line(self, worker: int, startable: Startable) -> _Line | None:
         """The line whose first group this worker starts next."""
         lines = [line for line in self._lines if (line.state, line.part) in startable]
-        near = [line for line in lines if line.home in (None, worker)]
-        far = [line for line in lines if not line.is_bound]
-
+        near = [line for line in lines if line.affinity in (None, worker)]
+        far = [line for line in lines if not line.is_pinned]
         return min(near or far, key=lambda line: (startable[line.state, line.part], self._lines[line][0]), default=None)

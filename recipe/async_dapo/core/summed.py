@@ -1,16 +1,16 @@
-"""Records that can be added: one of a part, and one of what came after it, make the record of both."""
+"""Dataclasses that are merged field by field: sums, and of some fields the latest or the largest value."""
 
 from dataclasses import fields
 from typing import Any, ClassVar, Self, cast
 
 
 class Summed:
-    """A dataclass whose records are added field by field; of dicts the values of each key. What holds at one time,
-    rather than over a time, is that of the later record.
+    """A dataclass that counts over a time: `a + b` counts over the time of `a` and then of `b`. Fields are added, of
+    dicts the values of each key.
     """
 
     __slots__ = ()
-    LATEST: ClassVar[tuple[str, ...]] = ()  # fields that hold at one time
+    LATEST: ClassVar[tuple[str, ...]] = ()  # fields that say how it is at one time: those of `b` count
     LARGEST: ClassVar[tuple[str, ...]] = ()  # fields of which the larger value counts
 
     def __add__(self, later: Self) -> Self:

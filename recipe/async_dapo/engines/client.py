@@ -17,11 +17,11 @@ from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from ..calls import Recorder, TrajectoryInterrupted, array_of, call_id, current_recorder, cut
+from ..calls import TrajectoryInterrupted, TrajectoryRecorder, array_of, call_id, current_recorder, cut
 from ..config.values import ConfigError
 from ..core.journal import name_of
-from ..core.step import Step, next_step
 from ..core.trajectory import BrokenRecord, Trajectory, Turn
+from ..core.turn_phase import TurnPhase, phase_of
 from ..record.plain_values import AGENT_LOOP
 from .engine_requests import EngineRequests
 from .protocol import FOUND
@@ -171,7 +171,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 name_of(call_id()),
                 "this recorded call calls generate, whose tokens would be in no record: call that in the loop itself",
             )
-        recorder = current_recorder.get() or Recorder(trajectory=Trajectory(session_id=0))
+        recorder = current_recorder.get() or TrajectoryRecorder(trajectory=Trajectory(session_id=0))
         prompt_ids = normalize_token_ids(prompt_ids)
         if self._has_old_kv and recorder.prompt_uid:  # an agent loop that runs again draws another id
             request_id = f"{recorder.prompt_uid}/{recorder.trajectory.session_id}"
@@ -189,10 +189,10 @@ class AsyncDAPOLLMClient(LLMServerClient):
         number = recorder.next_turn - 1
         while True:
             is_over = turn.finish_reason is not None or turn.generated_tok >= asked.budget_tok
-            step = next_step(rests=recorder.rests, is_over=is_over, round_left_tok=recorder.round_left_tok)
-            if step is Step.END:
+            phase = phase_of(rests=recorder.rests, is_over=is_over, round_left_tok=recorder.round_left_tok)
+            if phase is TurnPhase.END:
                 break
-            if step is Step.REQUEST:
+            if phase is TurnPhase.REQUEST:
                 with recorder.request_out():
                     await self._request(recorder, turn, asked)
                 continue
@@ -248,7 +248,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
             )
         return bool(named) or self._one_version
 
-    async def _request(self, recorder: Recorder, turn: Turn, asked: _Asked) -> None:
+    async def _request(self, recorder: TrajectoryRecorder, turn: Turn, asked: _Asked) -> None:
         """One request for the turn's next tokens, counted."""
         if asked.is_whole:
             recorder.lose(turn)

@@ -14,7 +14,7 @@ import hydra
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, _agent_loop_registry
 
-from ..calls import RETRY, Policy, RecordedError, Recorder, current_recorder
+from ..calls import RETRY, Policy, RecordedError, TrajectoryRecorder, current_recorder
 from ..config.values import ConfigError
 from ..core.outcome import TrajectoryFailed
 from ..core.round import GroupEvent
@@ -100,7 +100,7 @@ class Calls:
 
     async def run(
         self,
-        recorder: Recorder,
+        recorder: TrajectoryRecorder,
         name: str,
         arguments: dict[str, Any],
         make: Callable[[], Any],
@@ -120,12 +120,15 @@ class Calls:
             raise RecordedError(str(raised)) from raised
 
     async def score(
-        self, recorder: Recorder, responses: Sequence[Sequence[int]], make: Callable[[], Coroutine[Any, Any, Any]]
+        self,
+        recorder: TrajectoryRecorder,
+        responses: Sequence[Sequence[int]],
+        make: Callable[[], Coroutine[Any, Any, Any]],
     ) -> Any:
         """What `make` says of these responses. What a stop interrupts is scored again."""
         return await make()
 
-    def drop_live(self, outputs: Sequence[AgentLoopOutput], recorder: Recorder) -> None:
+    def drop_live(self, outputs: Sequence[AgentLoopOutput], recorder: TrajectoryRecorder) -> None:
         """Leave out of outputs what tools have been told of that no record can hold."""
 
     async def result_of(self, call_id: str) -> bytes | None:
@@ -136,7 +139,7 @@ class Calls:
 class Loops:
     """The agent loops of a worker."""
 
-    def recorder_of(self, trajectory: Trajectory) -> Recorder | None:
+    def recorder_of(self, trajectory: Trajectory) -> TrajectoryRecorder | None:
         """Of the loop that rests here since the trajectory was interrupted, if one does."""
         return None
 
@@ -152,7 +155,7 @@ class Loops:
         recorder.is_side_by_side = getattr(agent_loop, "side_by_side", False)
         return await run_loop(agent_loop, sampling_params, **sample)
 
-    async def settle(self, recorder: Recorder) -> None:
+    async def settle(self, recorder: TrajectoryRecorder) -> None:
         """The round is over for a trajectory."""
 
     async def end_others(self, wanted: frozenset[str]) -> None:

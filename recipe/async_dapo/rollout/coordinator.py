@@ -42,36 +42,36 @@ class _OpenRound:
         self.stopped = asyncio.Event()
         self.engines_idle: asyncio.Future[float] | None = None
         self.changed = asyncio.Event()
-        self._takers: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def next_start(self, worker: int) -> None:
         """Wait, in line, until this worker may start a group or nothing more will."""
-        taker = worker, asyncio.get_running_loop().create_future()
-        self._takers.append(taker)
+        waiter = worker, asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
         try:
-            await taker[1]
+            await waiter[1]
         except asyncio.CancelledError:
-            if taker in self._takers:
-                self._takers.remove(taker)
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
             else:
-                self.wake_taker()  # it was woken in vain: another may start a group now
+                self.wake_waiter()  # it was woken in vain: another may start a group now
             raise
 
-    def wake_taker(self) -> None:
+    def wake_waiter(self) -> None:
         """Wake one lane that may start a group. Each that gets one wakes the next: lanes without work sleep on."""
-        for worker, future in self._takers:
+        for worker, future in self._waiters:
             if not self.state.may_start:
                 return
             if not future.done() and self.state.may_start_on(worker):  # else it has been cancelled just now
-                self._takers.remove((worker, future))
+                self._waiters.remove((worker, future))
                 future.set_result(None)
                 return
 
     def notify(self) -> None:
-        """Wake the trainer, and takers; the event is replaced, so that none misses the next one."""
+        """Wake the trainer, and a lane that waits; the event is replaced, so that none misses the next one."""
         self.changed.set()
         self.changed = asyncio.Event()
-        self.wake_taker()
+        self.wake_waiter()
         if self.state.is_halted:
             self._wake_all()
 
@@ -82,8 +82,8 @@ class _OpenRound:
         self._wake_all()
 
     def _wake_all(self) -> None:
-        while self._takers:
-            _, future = self._takers.popleft()
+        while self._waiters:
+            _, future = self._waiters.popleft()
             if not future.done():
                 future.set_result(None)
 
@@ -126,7 +126,7 @@ class EarlyStoppingCoordinator:
         while (current := self._find(round_id)) is not None and not current.state.is_halted:
             uid = current.state.take(worker)
             if uid is not None:
-                current.wake_taker()
+                current.wake_waiter()
                 return current.tickets.pop(uid)
             await current.next_start(worker)
         return None
@@ -150,7 +150,7 @@ class EarlyStoppingCoordinator:
         if current is not None:
             for prompt_uid, event in events:
                 current.state.note(prompt_uid, event)
-            current.wake_taker()
+            current.wake_waiter()
 
     async def at_hand(self, round_id: str) -> Mapping[str, AtHand]:
         """Groups of each part that are valid or can still become so."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..calls import Recorder, SampledTokens, current_recorder
+from ..calls import SampledTokens, TrajectoryRecorder, current_recorder
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, OnRewardError
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, TrajectoryFailed, Verdict, is_certain, judge_group
@@ -34,9 +34,9 @@ class _RunningTrajectories:
     """The trajectory tasks of a round, so that the stop can end those that no engine will give back."""
 
     is_stopping: bool = False
-    _recorders: dict[asyncio.Task, Recorder] = field(default_factory=dict)
+    _recorders: dict[asyncio.Task, TrajectoryRecorder] = field(default_factory=dict)
 
-    def add(self, task: asyncio.Task, recorder: Recorder) -> None:
+    def add(self, task: asyncio.Task, recorder: TrajectoryRecorder) -> None:
         self._recorders[task], recorder.interrupt = recorder, task.cancel
         task.add_done_callback(lambda done: self._recorders.pop(done))
         if self.is_stopping:  # its group was handed out just before the stop
@@ -145,7 +145,7 @@ class GroupRollout:
 
     def _start(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         for trajectory in group.unfinished:
-            recorder = self._loops.recorder_of(trajectory) or Recorder(
+            recorder = self._loops.recorder_of(trajectory) or TrajectoryRecorder(
                 trajectory=trajectory,
                 prompt_uid=group.uid,
                 attempt=self._attempt,
@@ -155,7 +155,7 @@ class GroupRollout:
             recorder.in_calls.begin_round(functools.partial(self._tell, group.uid))
             self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
 
-    async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:
+    async def _run_trajectory(self, group: PromptGroup, recorder: TrajectoryRecorder) -> None:
         current_recorder.set(recorder)
         trajectory = recorder.trajectory
         self._loops.claim(trajectory)
@@ -194,7 +194,7 @@ class GroupRollout:
             finally:
                 self._report.counts += recorder.counts
 
-    async def _outputs_of(self, group: PromptGroup, recorder: Recorder) -> list[AgentLoopOutput]:
+    async def _outputs_of(self, group: PromptGroup, recorder: TrajectoryRecorder) -> list[AgentLoopOutput]:
         """
         Raises:
             ConfigError, TrajectoryFailed: also where the loop would go on after them.

@@ -64,7 +64,7 @@ class _Parking:
 
 
 @dataclass(frozen=True, slots=True)
-class _Soon:
+class _PendingRef:
     """What a group has in place of its reference while it is parked."""
 
     parking: _Parking
@@ -77,11 +77,11 @@ def park_interrupted(worker: ActorHandle, groups: Sequence[PromptGroup]) -> None
     if started:
         parking = _Parking(worker.park.remote([group.uid for group in started]))
         for index, group in enumerate(started):
-            group.parked = _Soon(parking, index)
+            group.parked = _PendingRef(parking, index)
 
 
 def _place_of(group: PromptGroup) -> Any:
-    if isinstance(group.parked, _Soon):
+    if isinstance(group.parked, _PendingRef):
         group.parked = group.parked.parking.place(group.parked.index, group.uid)
     return group.parked
 
@@ -118,8 +118,8 @@ def ticket_of(group: PromptGroup) -> WaitingGroup:
         has_begun=group.has_started,
         source=group.source,
         oldest_version=min(group.versions(), default=None),
-        home=next((suspension.worker for suspension in group.suspensions()), None),
-        is_bound=any(one.suspension is not None and not one.is_replayable for one in group.trajectories),
+        affinity=next((suspension.worker for suspension in group.suspensions()), None),
+        is_pinned=any(one.suspension is not None and not one.is_replayable for one in group.trajectories),
     )
 
 

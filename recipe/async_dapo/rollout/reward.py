@@ -14,7 +14,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 
-from ..calls import Recorder
+from ..calls import TrajectoryRecorder
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
@@ -73,7 +73,7 @@ class RewardScorer:
         killed, self._killed_processes = self._killed_processes, 0
         return killed
 
-    async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any], recorder: Recorder) -> None:
+    async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any], recorder: TrajectoryRecorder) -> None:
         """Score the last output, and give the others the same score, where verl's trainer reads it, too. The
         recorder's runner says whether what a stop interrupts here goes on or is scored again.
 

@@ -36,7 +36,7 @@ from .reward import RewardScorer, ScoringWorker
 
 logger = logging.getLogger(__name__)
 
-TAKERS = 4  # Concurrent `take_group` calls per worker; hides the round trip to the coordinator.
+WAITING_CALLS = 4  # of `take_group` at once, of a worker: they hide the round trip to the coordinator
 
 
 class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
@@ -108,7 +108,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             async with asyncio.TaskGroup() as tasks:
                 watcher = tasks.create_task(self._interrupt_on_stop(spec, rollout), name="early-stop")
                 async with asyncio.TaskGroup() as groups:
-                    for i in range(self._options.lanes_per_worker or TAKERS):
+                    for i in range(self._options.lanes_per_worker or WAITING_CALLS):
                         groups.create_task(self._lane(spec, rollout, unfinished, groups), name=f"lane-{i}")
                 watcher.cancel()
         except BaseExceptionGroup as errors:

@@ -48,7 +48,7 @@ class OneUpdate:
     newest: int
 
 
-def told(config: DictConfig, *, newest: int) -> OneUpdate:
+def loss_context(config: DictConfig, *, newest: int) -> OneUpdate:
     correction = config.algorithm.rollout_correction
     limit = correction.rollout_is_threshold
     upper = math.inf if limit is None else float(str(limit).rpartition("_")[2])  # of a band, which `none` only counts
@@ -64,21 +64,21 @@ def loss_of(config: DictConfig) -> Any:
 def _loss(
     config: ActorConfig, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    told: OneUpdate | None = tu.get_non_tensor_data(data, key=FIELD, default=None)
-    if told is None:
+    context: OneUpdate | None = tu.get_non_tensor_data(data, key=FIELD, default=None)
+    if context is None:
         return ppo_loss(config, model_output, data, dp_group)
     proximal = response_from_nested(model_output["log_probs"].detach(), data["response_mask"])
     log_ratio_N, mask_N = proximal.values() - data["rollout_log_probs"].values(), data["response_mask"].values()
-    weights_N = (log_ratio_N.clamp(-SAFETY_BOUND, SAFETY_BOUND).exp() * mask_N).clamp(max=told.threshold)
+    weights_N = (log_ratio_N.clamp(-SAFETY_BOUND, SAFETY_BOUND).exp() * mask_N).clamp(max=context.threshold)
     data = data.clone(recurse=False)
-    if not told.bypasses:
+    if not context.bypasses:
         data["old_log_probs"] = proximal
-    if told.weighs:
+    if context.weighs:
         data["rollout_is_weights"] = _in_rows(weights_N, proximal)
     value, metrics = ppo_loss(config, model_output, data, dp_group)
     return value, metrics | {
         "actor/entropy": Metric(AggregationType.SUM, _entropy(config, model_output, data, proximal, weights_N)),
-        **_summed(log_ratio_N, weights_N, data, told),
+        **_summed(log_ratio_N, weights_N, data, context),
     }
 
 
@@ -101,12 +101,14 @@ def _entropy(
     return agg_loss(padded["entropy"], padded["response_mask"], config.loss_agg_mode, **config.global_batch_info)
 
 
-def _summed(log_ratio_N: torch.Tensor, weights_N: torch.Tensor, data: TensorDict, told: OneUpdate) -> dict[str, Metric]:
+def _summed(
+    log_ratio_N: torch.Tensor, weights_N: torch.Tensor, data: TensorDict, context: OneUpdate
+) -> dict[str, Metric]:
     """What `step_metrics` are made of. verl averages a sum over ranks, after it has added those of micro-batches."""
     mask_N = data["response_mask"].values()
-    sums = importance_sums(log_ratio_N, data["policy_versions"].values() >= told.newest, mask_N)
-    if told.weighs:
-        truncated_N = (log_ratio_N > math.log(told.threshold)) * mask_N
+    sums = importance_sums(log_ratio_N, data["policy_versions"].values() >= context.newest, mask_N)
+    if context.weighs:
+        truncated_N = (log_ratio_N > math.log(context.threshold)) * mask_N
         sums["weight"], sums["truncated"] = torch.stack([weights_N.sum(), truncated_N.sum()]).tolist()
     return {
         _SUMS + name: Metric(AggregationType.MAX, value)

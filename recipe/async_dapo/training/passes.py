@@ -133,7 +133,7 @@ class Passes:
         """Have the policy updated; the loss is told where it computes pi_prox itself, and what rows weigh."""
         row_weights.weigh_rows(batch, self._config)
         if self._is_one:
-            batch.extra_info[one_update.FIELD] = one_update.told(self._config, newest=step - 1)
+            batch.extra_info[one_update.FIELD] = one_update.loss_context(self._config, newest=step - 1)
         batch = compute(batch)
         metrics.update(one_update.step_metrics(metrics))
         return batch

@@ -87,7 +87,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     _engines_class: type[EngineManager] = EngineManager
     _worker_class: type[AsyncDAPOActorRolloutRefWorker] = AsyncDAPOActorRolloutRefWorker
     _passes_class: type[Passes] = Passes
-    _has_told_fields = False
+    _has_logged_fields = False
     _first_step = 1  # of this life
     _keys: Sequence[str] = ()  # of the step's rows
     _mini_batch_sizes: list[int] | None = None  # as options have them, of actor and critic
@@ -268,8 +268,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         self.replay_buffer.recorder.validated(answers)
         averaged = fields_to_average(rewards)
         left_out = sorted(rewards.keys() - averaged.keys())
-        if left_out and not self._has_told_fields:
-            self._has_told_fields = True
+        if left_out and not self._has_logged_fields:
+            self._has_logged_fields = True
             logger.info("validation has no mean of the reward's fields %s: not all their values are numbers", left_out)
         metrics = super()._val_metrics_update(data_sources, sample_uids, averaged, *args, **kwargs)
         failed, self.replay_buffer.left_out = self.replay_buffer.left_out, 0

@@ -13,7 +13,7 @@ import msgspec
 from ray.exceptions import ObjectLostError, RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ...calls import RETRY, REWARD, Policy, RecordedError, Recorder, current_recorder, running_call_id
+from ...calls import RETRY, REWARD, Policy, RecordedError, TrajectoryRecorder, current_recorder, running_call_id
 from ...config.values import ConfigError
 from ...core.journal import Call, WhenUnknown
 from ...core.outcome import Cause, KnownPlaces, TrajectoryFailed
@@ -74,12 +74,12 @@ class CallRunner(Calls):
     def waits(self) -> InCalls:
         return InCalls(self._short_s)
 
-    def drop_live(self, outputs: Sequence[AgentLoopOutput], recorder: Recorder) -> None:
+    def drop_live(self, outputs: Sequence[AgentLoopOutput], recorder: TrajectoryRecorder) -> None:
         drop_live(outputs, recorder)
 
     async def run(
         self,
-        recorder: Recorder,
+        recorder: TrajectoryRecorder,
         name: str,
         arguments: dict[str, Any],
         make: Callable[[], Any],
@@ -118,7 +118,10 @@ class CallRunner(Calls):
         return answer["value"]
 
     async def score(
-        self, recorder: Recorder, responses: Sequence[Sequence[int]], make: Callable[[], Coroutine[Any, Any, Any]]
+        self,
+        recorder: TrajectoryRecorder,
+        responses: Sequence[Sequence[int]],
+        make: Callable[[], Coroutine[Any, Any, Any]],
     ) -> Any:
         """What `make` says of these responses. It is in the journal only if a stop has interrupted it: it goes on then,
         and is answered from there if the loop comes to the same responses again. An error is raised as it is, and
@@ -144,13 +147,13 @@ class CallRunner(Calls):
                 scoring.cancel()
             raise
 
-    def carry(self, recorder: Recorder) -> None:
+    def carry(self, recorder: TrajectoryRecorder) -> None:
         """The calls of a trajectory that is interrupted go on; where it is continued they can be waited for."""
         for call, task in recorder.open_calls.values():
             if call.pending is None and not task.done():
                 self._carry(recorder, call, task)
 
-    def _carry(self, recorder: Recorder, call: Call, task: asyncio.Task[bytes]) -> None:
+    def _carry(self, recorder: TrajectoryRecorder, call: Call, task: asyncio.Task[bytes]) -> None:
         recorder.counts.calls_carried += 1
         self._promised[call.call_id] = task
         call.pending = self._promise(call.call_id)
@@ -168,7 +171,9 @@ class CallRunner(Calls):
         await asyncio.wait([task])
         return None if task.cancelled() or task.exception() is not None else task.result()
 
-    async def _obtain(self, recorder: Recorder, call: Call, work: Work, *, is_new: bool, policy: Policy) -> Call:
+    async def _obtain(
+        self, recorder: TrajectoryRecorder, call: Call, work: Work, *, is_new: bool, policy: Policy
+    ) -> Call:
         """Bring a call that has no result yet to its result. Returns it as the record has it by then."""
         if call.pending is not None:
             result = await _arrived(call)
@@ -184,7 +189,7 @@ class CallRunner(Calls):
             await self._make(recorder, call, work(call))
         return call
 
-    async def _in_record(self, recorder: Recorder, call: Call) -> Call:
+    async def _in_record(self, recorder: TrajectoryRecorder, call: Call) -> Call:
         """The same call after a wait. Rounds may have ended and begun meanwhile, and a kept loop outlives them: the
         record that comes back to it has another object for the call.
         """
@@ -192,7 +197,7 @@ class CallRunner(Calls):
             await recorder.kept_loop.next_round()
         return recorder.trajectory.calls[call.call_id]
 
-    async def _check_goes_on(self, recorder: Recorder, call: Call, *, is_new: bool) -> None:
+    async def _check_goes_on(self, recorder: TrajectoryRecorder, call: Call, *, is_new: bool) -> None:
         """No call begins after the stop. Its error may end the loop, so requests of other tasks come back before it."""
         if recorder.rests:
             if is_new:
@@ -200,7 +205,7 @@ class CallRunner(Calls):
             await recorder.all_back()
             raise asyncio.CancelledError("stopped before a call")
 
-    async def _make(self, recorder: Recorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
+    async def _make(self, recorder: TrajectoryRecorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
         recorder.counts.calls_made += 1
         context = contextvars.copy_context()
         context.run(current_recorder.set, None)
@@ -239,7 +244,9 @@ class CallRunner(Calls):
             self._tell(call, Cause(describe(raised), user_traceback(raised)))
         return _written(call, error, value, seconds=time.monotonic() - started_s)
 
-    async def _found_out(self, recorder: Recorder, call: Call, policy: Policy, *, is_new: bool) -> bytes | None:
+    async def _found_out(
+        self, recorder: TrajectoryRecorder, call: Call, policy: Policy, *, is_new: bool
+    ) -> bytes | None:
         """What a call came to that may have happened; None if it is to be made.
 
         Raises:

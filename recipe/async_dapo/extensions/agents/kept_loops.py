@@ -20,7 +20,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from ...calls import Recorder, TrajectoryInterrupted, current_recorder
+from ...calls import TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from ...core.outcome import Cause, TrajectoryFailed
 from ...core.trajectory import Suspension, Trajectory
 from ...rollout.agent_loops import Loops, run_loop
@@ -51,7 +51,11 @@ class KeptLoop:
     """
 
     def __init__(
-        self, recorder: Recorder, outputs: Coroutine[Any, Any, list[AgentLoopOutput]], *, is_bounded: bool = True
+        self,
+        recorder: TrajectoryRecorder,
+        outputs: Coroutine[Any, Any, list[AgentLoopOutput]],
+        *,
+        is_bounded: bool = True,
     ) -> None:
         self.recorder = recorder
         self.is_bounded = is_bounded
@@ -123,7 +127,7 @@ class KeptLoops(Loops):
         self._names = count()
         self._resting: dict[str, KeptLoop] = {}
 
-    def recorder_of(self, trajectory: Trajectory) -> Recorder | None:
+    def recorder_of(self, trajectory: Trajectory) -> TrajectoryRecorder | None:
         """Of the loop that rests here since the trajectory was interrupted, if it does."""
         suspension = trajectory.suspension
         loop = None if suspension is None else self._resting.get(suspension.loop)
@@ -154,7 +158,7 @@ class KeptLoops(Loops):
             recorder.kept_loop = KeptLoop(recorder, outputs, is_bounded=is_bounded)
         return await recorder.kept_loop.outputs()
 
-    async def settle(self, recorder: Recorder) -> None:
+    async def settle(self, recorder: TrajectoryRecorder) -> None:
         """The round is over for a trajectory: its loop rests if it is to go on and there is room, else it ends."""
         loop, trajectory = recorder.kept_loop, recorder.trajectory
         if loop is None or trajectory.is_finished:

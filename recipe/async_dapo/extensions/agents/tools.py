@@ -15,7 +15,7 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from ...calls import Policy, Recorder, current_recorder, make_recorded
+from ...calls import Policy, TrajectoryRecorder, current_recorder, make_recorded
 from ...config.values import ConfigError
 from ...core.outcome import Cause, TrajectoryFailed
 from ...record.plain_values import AGENT_LOOP, to_plain
@@ -257,7 +257,7 @@ class SharedFields:
     _left_at: dict[str, int] = field(default_factory=dict)  # the number of the end that has changed a field last
 
     @classmethod
-    def of(cls, fields: dict[str, Any], recorder: Recorder | None) -> "SharedFields":
+    def of(cls, fields: dict[str, Any], recorder: TrajectoryRecorder | None) -> "SharedFields":
         """The same for all calls of a run that share these fields."""
         return cls(fields) if recorder is None else recorder.shared_fields.setdefault(id(fields), cls(fields))
 
@@ -291,7 +291,7 @@ class SharedFields:
                 self.fields[name] = changed[name]
 
 
-def drop_live(outputs: Iterable[AgentLoopOutput], recorder: Recorder) -> None:
+def drop_live(outputs: Iterable[AgentLoopOutput], recorder: TrajectoryRecorder) -> None:
     """Leave out what tools have been told of that no record can hold."""
     names = {name for shared in recorder.shared_fields.values() for name in shared.live}
     for output in outputs:

@@ -11,7 +11,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from ...calls import Recorder, SampledTokens, append_tokens
+from ...calls import SampledTokens, TrajectoryRecorder, append_tokens
 from ...config.options import AsyncDAPOConfig
 from ...config.values import copied
 from ...core.trajectory import PromptGroup, Trajectory
@@ -73,7 +73,7 @@ class TrialGroups:
         end = self._tokenizer.eos_token_id or 0
         answer_ids = [*self._tokenizer.encode(answer, add_special_tokens=False)[:MOST_TOK], end]
         log_probs = [0.0] * len(answer_ids)
-        recorder = Recorder(trajectory=trajectory, prompt_uid=group.uid, runner=Calls())
+        recorder = TrajectoryRecorder(trajectory=trajectory, prompt_uid=group.uid, runner=Calls())
         append_tokens(recorder.begin_turn([end]), answer_ids, log_probs, [(0, len(answer_ids))])
         output = AgentLoopOutput(
             prompt_ids=[end],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from recipe.async_dapo.calls import Recorder, append_tokens, prompt_digest, recorded, unknown_calls
+from recipe.async_dapo.calls import TrajectoryRecorder, append_tokens, prompt_digest, recorded, unknown_calls
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.extensions.agents import kept_loops
@@ -29,7 +29,7 @@ async def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_i
                 continue
         return []
 
-    loop = kept_loops.KeptLoop(Recorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7"), run())
+    loop = kept_loops.KeptLoop(TrajectoryRecorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7"), run())
     await settle()  # it begins
     with caplog.at_level(logging.WARNING):
         await loop.end()
@@ -52,7 +52,7 @@ async def test_given_a_loop_that_makes_a_call_as_it_cleans_up_when_it_is_ended_t
                 cleaned.append("yes")
         return []
 
-    loop = kept_loops.KeptLoop(Recorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7"), run())
+    loop = kept_loops.KeptLoop(TrajectoryRecorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7"), run())
     await settle()
     await loop.end()
     assert cleaned == ["yes"] and now_s() < 1.0

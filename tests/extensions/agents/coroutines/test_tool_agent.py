@@ -19,7 +19,14 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 from examples.agent_loop.checked_answer import CheckedAnswer
 from examples.agent_loop.dialogue import Dialogue
 from examples.agent_loop.guessing import Guessing
-from recipe.async_dapo.calls import Recorder, SampledTokens, TrajectoryInterrupted, call_id, current_recorder, recorded
+from recipe.async_dapo.calls import (
+    SampledTokens,
+    TrajectoryInterrupted,
+    TrajectoryRecorder,
+    call_id,
+    current_recorder,
+    recorded,
+)
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.extensions.agents.call_runner import CallRunner
 from recipe.async_dapo.extensions.agents.tools import recorded_tools
@@ -131,7 +138,7 @@ def agent_loop(loop_class: type[AgentLoopBase], client: Any, till: Till) -> Agen
 
 async def run(it: World, loop_class: type[AgentLoopBase], till: Till, runner: CallRunner) -> AgentLoopOutput:
     """Run the trajectory's agent loop from its start, as every round does."""
-    it.recorder = Recorder(trajectory=it.trajectory, prompt_uid="group", runner=runner)
+    it.recorder = TrajectoryRecorder(trajectory=it.trajectory, prompt_uid="group", runner=runner)
     current_recorder.set(it.recorder)
     return await agent_loop(loop_class, it.client, till).run(
         {"logprobs": True}, raw_prompt=[{"role": "user", "content": "47+4*03"}], uid="group", session_id=0

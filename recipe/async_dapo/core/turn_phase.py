@@ -3,7 +3,7 @@
 from enum import Enum, auto
 
 
-class Step(Enum):
+class TurnPhase(Enum):
     """What follows for a turn."""
 
     END = auto()  # it is whole: its agent loop goes on
@@ -11,7 +11,7 @@ class Step(Enum):
     REST = auto()  # it goes on in the next round
 
 
-def next_step(*, rests: bool, is_over: bool, round_left_tok: float) -> Step:
+def phase_of(*, rests: bool, is_over: bool, round_left_tok: float) -> TurnPhase:
     """What follows for a turn.
 
     Args:
@@ -20,7 +20,7 @@ def next_step(*, rests: bool, is_over: bool, round_left_tok: float) -> Step:
         round_left_tok: tokens that the trajectory may still generate in this round.
     """
     if rests:
-        return Step.REST
+        return TurnPhase.REST
     if is_over:
-        return Step.END
-    return Step.REQUEST if round_left_tok > 0 else Step.REST
+        return TurnPhase.END
+    return TurnPhase.REQUEST if round_left_tok > 0 else TurnPhase.REST
