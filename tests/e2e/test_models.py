@@ -103,8 +103,9 @@ def test_given_a_family_when_it_trains_then_new_tokens_agree_and_resumed_ones_ar
 
 
 def test_given_pictures_when_a_checkpoint_is_saved_then_each_is_in_it_once_a_group(family, run):
-    _, *frames = read_pool(run.folder / "checkpoints" / f"global_step_{SAVED_STEP}")
-    groups = [one.get("group", one) for one in map(msgspec.msgpack.decode, frames)]
+    first, *frames = read_pool(run.folder / "checkpoints" / f"global_step_{SAVED_STEP}")
+    of_extensions = msgspec.msgpack.decode(first)[1]["extensions"]  # a frame of each comes before those of groups
+    groups = [one.get("group", one) for one in map(msgspec.msgpack.decode, frames[len(of_extensions) :])]
     resumes = any(one["turns"] for group in groups for one in group["trajectories"])
     assert resumes or family[3] is SEPARATE, "nothing was unfinished"
     if family[1]:
