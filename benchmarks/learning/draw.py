@@ -15,6 +15,7 @@ from benchmarks.support.tables import markdown
 from recipe.async_dapo_lab.report.health import UNSTABLE_NATS
 
 from . import alarm, summary
+from .rows import STALENESS
 
 # Nats a token. Tinker's guide (tinker-docs.thinkingmachines.ai/rl/rl-hyperparams) calls training stable below that KL
 # between sampler and trainer, old tokens and numerical error together. M2PO (arXiv:2510.01161) masks tokens until the
@@ -71,7 +72,7 @@ def draw_bounds(lines: pd.DataFrame, path: Path) -> None:
     strategy, _, correction = summary.DEFAULT
     is_usual = (lines["rate_factor"] == 1) & (lines["updates"] == 1) & (lines["strategy"] == strategy)
     own = lines[is_usual & (lines["correction"] == correction) & lines["task"].isin(summary.JUDGED)]
-    bounds = ["default", "2", "4", "8", "16"]
+    bounds = [bound for bound in STALENESS if bound in set(own["staleness"])]
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     axis = figure.subplots()
     axis.axhline(0, color="0.7", linewidth=0.8)
