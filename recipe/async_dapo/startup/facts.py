@@ -51,11 +51,13 @@ class Run:
 
     @classmethod
     def of(cls, config: DictConfig, options: AsyncDAPOConfig) -> "Run":
-        config = copied(config)
-        rollout = config.actor_rollout_ref.rollout
-        given = rollout.engine_kwargs.vllm.items()
-        rollout.engine_kwargs.vllm = {str(key).replace("-", "_"): value for key, value in given}
-        return cls(config=config, options=options, own_drafts=SpeculativeConfig.of(rollout.engine_kwargs.vllm))
+        given = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+        if any("-" in str(key) for key in given):
+            config = copied(config)
+            names = {str(key).replace("-", "_"): value for key, value in given.items()}
+            config.actor_rollout_ref.rollout.engine_kwargs.vllm = names
+            given = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+        return cls(config=config, options=options, own_drafts=SpeculativeConfig.of(given))
 
     def __getattr__(self, name: str) -> Any:
         """Look a fact up once, and keep it as an attribute."""
