@@ -80,6 +80,7 @@ class AnswerBook:
     Args:
         valid_share: of the visits [0-1].
         limit_tok: responses end there at the latest [tokens].
+        turns: answers that make a response.
         n: answers to a prompt that make a visit.
         seed: decides everything.
         remembered: interrupted answers that can be continued [answers].
@@ -94,12 +95,14 @@ class AnswerBook:
         limit_tok: int,
         n: int,
         seed: int,
+        turns: int = 1,
         remembered: int = 100_000,
     ) -> None:
         self._lengths = lengths
         self._valid_share = valid_share
         self._vocabulary = vocabulary
         self._limit_tok = limit_tok
+        self._turns = turns
         self._n = n
         self._seed = seed
         self._prompts: dict[bytes, _Prompt] = {}
@@ -138,7 +141,7 @@ class AnswerBook:
         rng = np.random.default_rng((self._seed, prompt.seed, 1 + number))  # (a, b, 0) is the same seed as (a, b)
         shared, own = self._lengths.correlation**0.5, (1 - self._lengths.correlation) ** 0.5
         z = shared * prompt.level + own * rng.standard_normal()
-        length_tok = max(NUMBER_TOK + 2, round(float(self._lengths.of_normal(np.array([z]))[0])))
+        length_tok = max(NUMBER_TOK + 2, round(float(self._lengths.of_normal(np.array([z]))[0]) / self._turns))
         visit, place = divmod(number, self._n)
         is_right = place == 0 and self._is_valid(prompt, visit)
         is_cut = length_tok > self._limit_tok

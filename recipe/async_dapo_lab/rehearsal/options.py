@@ -69,6 +69,8 @@ class RehearsalOptions:
     warmup: NotNegative
     stand_in: bool
     workers: Count
+    agent_turns: Count | None
+    agent_own_s: Positive
     output: str
     inputs: Mapping[str, Any]
 

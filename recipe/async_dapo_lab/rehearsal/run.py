@@ -41,6 +41,10 @@ def _run(config: DictConfig) -> None:
 
         options.folder.mkdir(parents=True, exist_ok=True)
         emulate(config, options)
+        if options.agent_turns is not None:
+            from .agents import script_agents  # needs an extension
+
+            script_agents(config, options)
         part = options.folder / f"{CONFIG}.part"
         OmegaConf.save(config, part)
         part.replace(options.folder / CONFIG)  # the supervisor reads it as soon as it is there

@@ -77,6 +77,7 @@ class ServerHost:
             vocabulary_of(self._model_config.tokenizer),
             limit_tok=self._scenario.max_response_length,
             n=self._scenario.rollout_n,
+            turns=options.agent_turns or 1,
             seed=self._scenario.seed,
         )
         self._servers: dict[int, EmulatedServer] = {}
