@@ -271,7 +271,7 @@ class SampledTokens:
     def __init__(self, turns: Iterable[Turn]) -> None:
         self._ids, self._log_probs, self._versions = array("i"), array("f"), array("i")
         self._next = 0
-        turns = list(turns)
+        self._turns = turns = list(turns)
         self.have_routes = any(turn.routes is not None for turn in turns)
         for segment in (segment for turn in turns for segment in turn.segments):
             self._ids.extend(segment.token_ids)
@@ -288,6 +288,20 @@ class SampledTokens:
         ids, probs = array("i", token_ids), array("f", log_probs)
         versions = self._run_of(ids, probs) or self._one_by_one(ids, probs)
         return tuple((version, len(list(same))) for version, same in groupby(versions))
+
+    def timed_since(self, start: int) -> list[list[Any]]:
+        """Of each turn with tokens that were found from there on, its requests, see `Timed`; as plain lists."""
+        found, end = list[list[Any]](), 0
+        for turn in self._turns:
+            begin, end = end, end + turn.generated_tok
+            if turn.timed and begin < self.found_tok and end > start:
+                found.append([list(one) for one in turn.timed])
+        return found
+
+    @property
+    def found_tok(self) -> int:
+        """How many of the tokens have been passed."""
+        return self._next
 
     def _run_of(self, ids: array, log_probs: array) -> array:
         """Versions, if the tokens follow the ones found last without a gap; else nothing."""

@@ -176,6 +176,12 @@ def read_fields(batch: KVBatchMeta, fields: list[str]) -> dict[str, list[torch.T
     return {name: list(data[name].unbind()) for name in fields}
 
 
+def read_extra_fields(batch: KVBatchMeta) -> list[dict[str, Any]]:
+    """What agent loops, and `_rows`, have left of each trajectory."""
+    fields: list[dict[str, Any]] = _read(batch, ["extra_fields"]).pop("extra_fields").tolist()
+    return fields
+
+
 def read_object(key: str, field: str) -> Any:
     """What `ModelInputs` has left in a row for training, where that is no tensor."""
     data = tq.kv_batch_get(keys=[key], partition_id=TRAIN, select_fields=[field])

@@ -16,6 +16,7 @@ from ..async_dapo import store
 from ..async_dapo.core.concurrency import PackedSamples
 from ..async_dapo.engines.load_balancer import LoadBalancerStats
 from ..async_dapo.record import keys
+from ..async_dapo.rollout.packed_output import TIMED
 from ..async_dapo.rollout.reports import RoundRecord
 from ..async_dapo.training.recorder import Recorder, ValidationAnswers
 from .report.answers import sampled
@@ -96,6 +97,7 @@ def _episodes(step: int, batch: KVBatchMeta) -> Iterator[Episode]:
         rows.append((key, tag))
     group = KVBatchMeta(partition_id=batch.partition_id, keys=[key for key, _ in rows], tags=[tag for _, tag in rows])
     read = store.read_fields(group, ["prompts", "responses", "policy_versions", "rollout_log_probs", "rm_scores"])
+    timed = [fields.get(TIMED, []) for fields in store.read_extra_fields(group)]
     for index, (key, tag) in enumerate(rows):
         prompt_T, response_T, versions_T, log_probs_T, scores_T = (read[name][index] for name in read)
         yield Episode(
@@ -107,4 +109,5 @@ def _episodes(step: int, batch: KVBatchMeta) -> Iterator[Episode]:
             log_probs=log_probs_T.tolist(),
             reward=float(scores_T.sum()),
             age=tag["age"],
+            timed=timed[index],
         )

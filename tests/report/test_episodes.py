@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.async_dapo.core.trajectory import Timed
 from recipe.async_dapo_lab import episode as command
 from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 from recipe.async_dapo_lab.report.episodes import NOT_SAMPLED, Episode, as_html, as_text, read_episodes
@@ -25,6 +27,13 @@ class Letters:
         return "".join(chr(ord("a") + one) for one in ids)
 
 
+TIMED = [  # the second turn over a stop, the third beside it
+    [Timed("a", 100.0, 100.5, 102.0, 2)],
+    [Timed("a", 105.0, 105.0, 106.0, 1), Timed("", 106.0, 107.0, 107.0, 0), Timed("b", 110.0, 110.25, 112.0, 7)],
+    [Timed("b", 105.5, 105.5, 105.75, 3)],
+]
+
+
 def episode_of(versions: list[int], *, uid: str = "p_0_0", reward: float = 1.0) -> Episode:
     count = len(versions)
     return Episode(
@@ -36,6 +45,7 @@ def episode_of(versions: list[int], *, uid: str = "p_0_0", reward: float = 1.0) 
         log_probs=[-0.25] * count,
         reward=reward,
         age=1,
+        timed=TIMED,
     )
 
 
@@ -64,6 +74,20 @@ def test_text_and_page_say_which_version_said_what_and_what_came_from_a_tool():
     page = as_html(episode, Letters(), STYLE)
     assert re.sub(r"<[^>]+>", "", page.partition("<h3>Response</h3>")[2]).strip() == "abcdef"
     assert "policy version 4: 2 tokens" in page and "not trained: 2 tokens" in page
+    times = [
+        "     0.00 s  turn 1 in line for 0.50 s, then in a for 1.50 s: 2 tokens",
+        "     2.00 s  between turns: calls, code of its own, or a stop, for 3.00 s",
+        "     5.00 s  turn 2 in line for 0.00 s, then in a for 1.00 s: 1 token",
+        "     6.00 s  turn 2 waits, over a stop or a lost engine, for 0.00 s",
+        "     6.00 s  turn 2 in line for 1.00 s, then the round stops",
+        "     7.00 s  turn 2 waits, over a stop or a lost engine, for 3.00 s",
+        "    10.00 s  turn 2 in line for 0.25 s, then in b for 1.75 s: 7 tokens",
+        "     5.50 s  turn 3 in line for 0.00 s, then in b for 0.25 s: 3 tokens",
+    ]
+    assert "\n".join(["--- time line, from its first request", *times, "--- prompt"]) in text
+    assert "\n".join(times) in page
+    untimed = replace(episode, timed=())
+    assert "time line" not in as_text(untimed, Letters()) + as_html(untimed, Letters(), STYLE).lower()
 
 
 def test_the_command_lists_shows_and_writes_what_a_run_has_kept(tmp_path, capsys):
@@ -72,7 +96,7 @@ def test_the_command_lists_shows_and_writes_what_a_run_has_kept(tmp_path, capsys
     run.mkdir()
     kept = [episode_of([3, 4], uid="ab_0_0", reward=0.0), episode_of([4, 4], uid="ab_1_0")]
     (run / EPISODES_FILE).write_text("".join(json.dumps(one.line()) + "\n" for one in kept))
-    assert [one.line() for one in read_episodes(run / EPISODES_FILE)] == [one.line() for one in kept]
+    assert read_episodes(run / EPISODES_FILE) == kept
     command.main([str(run)])
     head, first, *_ = capsys.readouterr().out.splitlines()
     assert head.split()[-1] == "uid" and first.split() == ["5", "0", "2", "3-4", "1", "ab_0_0"]

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from .journal import Call
 from .routes import Routes
@@ -49,9 +49,19 @@ class Suspension:
     loop: str
 
 
+class Timed(NamedTuple):
+    """A request to an engine, when it was made, sent to a server, and over: seconds since 1970."""
+
+    server: str  # empty if the round stopped before there was one
+    asked_s: float
+    sent_s: float
+    over_s: float
+    tokens: int  # that it has generated
+
+
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """One request of an agent loop to the engines, whole or interrupted."""
+    """What an agent loop has asked the engines for at once, whole or interrupted. It takes a request for each round."""
 
     prompt_digest: bytes
     prompt_len_tok: int
@@ -59,6 +69,7 @@ class Turn:
     finish_reason: str | None = None  # the engine's own word; None while the turn is unfinished
     routes: Routes | None = None  # of its context, prompt included; None without router replay
     counts: Counter[str] = field(default_factory=Counter)  # what engines say of its requests; not in checkpoints
+    timed: tuple[Timed, ...] = field(default=(), compare=False)  # its requests; not in checkpoints
 
     @property
     def generated_tok(self) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from ..calls import append_routes, append_tokens
 from ..core.balance import Requested, Returned
-from ..core.trajectory import Turn
+from ..core.trajectory import Timed, Turn
 from ..runtime.actor_watch import ActorDied
 from ..runtime.aio import Gathered, resolve, run_to_completion
 from ..runtime.reconnect import RECONNECT_S
@@ -72,12 +73,13 @@ class EngineRequests:
         """
         lease_id, server_id, keeps_lease = uuid4().hex, "", False
         output: TokenOutput | None = None
+        before_tok, asked_s, sent_s = turn.generated_tok, time.time(), None
         try:
             leased_id = await self._lease(request_id, lease_id, group)
             server = None if leased_id is None else await self._server(leased_id)
             if leased_id is None or server is None:
                 return leased_id is not None
-            server_id = leased_id
+            server_id, sent_s = leased_id, time.time()
             arguments = options | {"prompt_ids": prompt_ids, "sampling_params": params, "request_id": lease_id}
             output = await self._receive(server.generate.remote(**arguments), server, lease_id, turn)
         except RayActorError as error:  # the server's
@@ -90,6 +92,8 @@ class EngineRequests:
                 self._balancer.abandon.remote(Returned(server_id=server_id, lease_id=lease_id))
             raise
         finally:
+            over_s, tokens = time.time(), turn.generated_tok - before_tok
+            turn.timed += (Timed(server_id, asked_s, sent_s or over_s, over_s, tokens),)
             if not keeps_lease:
                 load = None if output is None else extra_of(output)["load"]
                 self._leases.add(Returned(lease_id=lease_id, server_id=server_id, load=load))

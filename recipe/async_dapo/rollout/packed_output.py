@@ -15,6 +15,8 @@ from ..core.routes import Routes
 from ..core.trajectory import BrokenRecord
 from ..record.plain_values import AGENT_LOOP, to_plain
 
+TIMED = "timed_requests"  # in `extra_fields`: of each of its turns, see `core/trajectory.Timed`
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedOutput:
@@ -65,6 +67,7 @@ class PackedOutput:
             raise ConfigError(
                 AGENT_LOOP, "routed_experts", "training replays them: pass on those of the engine's last answer"
             )
+        start = sampled.found_tok
         try:
             stamps = sampled.stamps_of(list(compress(ids, is_sampled)), list(compress(log_probs, is_sampled)))
         except BrokenRecord as error:
@@ -74,10 +77,12 @@ class PackedOutput:
                 f"{error}: their policy versions are unknown; mask tokens of tools with 0 and keep those of the engine "
                 "as they are",
             ) from error
+        timed = sampled.timed_since(start)
         return cls(
             stamps=stamps,
             rest=output.model_copy(
                 update={
+                    "extra_fields": output.extra_fields | ({TIMED: timed} if timed else {}),
                     "prompt_ids": [],
                     "response_ids": [],
                     "response_mask": [],

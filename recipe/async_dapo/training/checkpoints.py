@@ -80,7 +80,7 @@ NOT_SAVED: dict[Any, set[str]] = {
     Call: {"pending"},
     PromptGroup: {"parked"},
     Trajectory: {"suspension", "is_restored"},
-    Turn: {"counts"},
+    Turn: {"counts", "timed"},
 }
 LEFT_OUT = {"routes"}  # without router replay
 # Fields whose types the dataclasses leave open.

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...async_dapo.core.trajectory import Timed
 from ...async_dapo.record.run_files import read_lines
 
 NOT_SAMPLED = -1  # in place of a version: of a tool, or of a template
@@ -29,6 +30,8 @@ class Episode:
         versions: the policy version that sampled each token of the response; `NOT_SAMPLED` for others.
         log_probs: nats that they were sampled with; 0 for others.
         age: rounds that it was carried over.
+        timed: of each of its turns, its requests to engines; empty where the record has none, as that of before a
+            resume.
     """
 
     uid: str
@@ -39,6 +42,7 @@ class Episode:
     log_probs: Sequence[float]
     reward: float
     age: int
+    timed: Sequence[Sequence[Timed]] = ()
 
     def line(self) -> Mapping[str, Any]:
         log_probs = [round(value, _DIGITS) for value in self.log_probs]
@@ -89,7 +93,10 @@ class Decoder(Protocol):
 
 
 def read_episodes(path: Path) -> list[Episode]:
-    return [Episode(**line) for line in read_lines(path)]
+    return [
+        Episode(**line | {"timed": [[Timed(*one) for one in turn] for turn in line.get("timed", ())]})
+        for line in read_lines(path)
+    ]
 
 
 def listed(episodes: Sequence[Episode]) -> str:
@@ -105,10 +112,34 @@ def listed(episodes: Sequence[Episode]) -> str:
 
 def as_text(episode: Episode, decoder: Decoder) -> str:
     """For a terminal: each span with its origin before it."""
-    parts = [_head(episode), "--- prompt", decoder.decode(episode.prompt_ids)]
+    parts = [_head(episode)]
+    if episode.timed:
+        parts += ["--- time line, from its first request", *time_line(episode)]
+    parts += ["--- prompt", decoder.decode(episode.prompt_ids)]
     for span in episode.spans:
         parts += [f"--- {span.words}", decoder.decode(span.ids)]
     return "\n".join([*parts, f"--- reward {episode.reward:.4g}"])
+
+
+def time_line(episode: Episode) -> Iterator[str]:
+    """A line for each request of its turns, and for each wait between them."""
+    turns = sorted((list(turn) for turn in episode.timed), key=lambda turn: turn[0].asked_s)
+    begun_s = over_s = turns[0][0].asked_s if turns else 0.0
+
+    def line(at_s: float, what: str) -> str:
+        return f"{at_s - begun_s:9.2f} s  {what}"
+
+    for number, turn in enumerate(turns, 1):
+        if (own_s := turn[0].asked_s - over_s) > 0:  # else it was asked for beside another one
+            yield line(over_s, f"between turns: calls, code of its own, or a stop, for {own_s:.2f} s")
+        for before, one in zip([None, *turn], turn, strict=False):
+            if before is not None:
+                wait_s = one.asked_s - before.over_s
+                yield line(before.over_s, f"turn {number} waits, over a stop or a lost engine, for {wait_s:.2f} s")
+            engine = f"in {one.server} for {one.over_s - one.sent_s:.2f} s: {_tokens(one.tokens)}"
+            what = engine if one.server else "the round stops"
+            yield line(one.asked_s, f"turn {number} in line for {one.sent_s - one.asked_s:.2f} s, then {what}")
+        over_s = max(over_s, turn[-1].over_s)
 
 
 def as_html(episode: Episode, decoder: Decoder, style: str) -> str:
@@ -135,11 +166,13 @@ def as_html(episode: Episode, decoder: Decoder, style: str) -> str:
         legend.append(f'<li><i class="part-{index}"></i>policy version {version}: {_tokens(count)}</li>')
     if outside := sum(one == NOT_SAMPLED for one in episode.versions):
         legend.append(f'<li class="context">from outside, not trained: {_tokens(outside)}</li>')
+    times = escape("\n".join(time_line(episode)))
+    times = f"<h3>Time line, from its first request</h3><pre>{times}</pre>" if times else ""
     body = (
         f"<header><h1>Episode {escape(episode.uid)}</h1><p class='headline'>{escape(_head(episode))}</p></header><main>"
         f'<div class="flow" role="img" aria-label="tokens by origin">{"".join(bar)}</div>'
         f'<ul class="legend">{"".join(legend)}</ul>'
-        f"<h3>Prompt</h3><pre>{escape(decoder.decode(episode.prompt_ids))}</pre>"
+        f"{times}<h3>Prompt</h3><pre>{escape(decoder.decode(episode.prompt_ids))}</pre>"
         f"<h3>Response</h3><pre>{''.join(text)}</pre></main>"
     )
     return (

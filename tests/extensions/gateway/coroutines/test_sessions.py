@@ -14,6 +14,7 @@ from recipe.async_dapo.extensions.gateway import black_box
 from recipe.async_dapo.extensions.gateway.messages import Refused, Request, meaning, text_of, tool_call
 from recipe.async_dapo.extensions.gateway.refusals import check_parameters
 from recipe.async_dapo.extensions.gateway.session import Session
+from recipe.async_dapo.rollout.packed_output import TIMED
 
 from ....support.rollout_world import reread
 from ..support.world import QUESTION, TOKENIZER, Life, check_rows, new_group, rows_of, shown
@@ -107,7 +108,22 @@ async def test_given_the_round_stops_in_a_turn_then_its_request_stays_open_and_h
     await finished(life, group)
     assert all(len(box.session.counts) and box.session.counts["requests"] == 3 for box in life.boxes)
     assert len(life.boxes) == 4, "no agent was started again"
-    assert any(len(output.stamps) > 1 for trajectory in group.trajectories for output in trajectory.outputs)
+    rows = [output for trajectory in group.trajectories for output in trajectory.outputs]
+    assert any(len(row.stamps) > 1 for row in rows)
+    timed = [turn for row in rows for turn in row.rest.extra_fields[TIMED]]
+    assert len(timed) == 12 and {len(turn) for turn in timed} == {1, 2}, "three turns each, some of two requests"
+    assert all(server == "a" for turn in timed for server, *_ in turn)
+    assert sum(tokens for turn in timed for *_, tokens in turn) == sum(one.generated_tok for one in group.trajectories)
+
+
+async def test_given_several_rows_then_each_has_the_times_of_the_turns_that_it_trains() -> None:
+    group, life = new_group(), Life(branching)
+    await finished(life, group)
+    for trajectory in group.trajectories:
+        turns = [row.rest.extra_fields[TIMED] for row in trajectory.outputs]
+        assert sum(map(len, turns)) == 9 and all(turns)
+        for row, timed in zip(trajectory.outputs, turns, strict=True):
+            assert sum(tokens for turn in timed for *_, tokens in turn) == sum(row.response_mask)
 
 
 async def test_given_many_sessions_then_all_are_kept_whatever_the_limit_of_kept_loops() -> None:
@@ -189,6 +205,18 @@ async def test_given_discard_then_agents_end_with_the_round_and_start_again_from
     assert group.restart() > 0
     assert await finished(life, group) == await finished(Life(talker), new_group())
     assert len(life.boxes) == 8
+
+
+async def test_given_agents_that_cannot_run_again_when_their_process_is_gone_then_their_group_is_lost() -> None:
+    group, life = new_group(), Life(talker, replayable=False)
+    for _ in range(2):  # they stay over a stop
+        assert await life.round(group, 0.3) is None
+        assert group.lost_loops == 0
+    await life.end()
+    group = reread(group)
+    assert group.lost_loops == 4, "the pool retires it, and draws its prompt again"
+    outcome = await Life(talker, replayable=False).round(group)
+    assert outcome is not None and outcome.reason == "state_lost"
 
 
 def clock(ticks: list[int], role: str) -> Any:
