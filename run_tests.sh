@@ -23,7 +23,7 @@ bash docs/build.sh
 # Two lanes for two cores, and a third one where trainings wait for their processes: `Lanes` in tests/conftest.py.
 in_lanes=(--dist loadfile --no-loadscope-reorder --numprocesses)
 # Folders that are named would be loaded, and verl with them, in the process that only divides the work, too.
-not_fast=(--ignore=tests/{cpu,e2e,gpu_check,ray,scripts,startup} --ignore-glob='tests/extensions/*/'{e2e,ray,startup})
+not_fast=(--ignore=tests/{cpu,e2e,gpu_check,ray,scripts,startup} --ignore-glob='tests/extensions/*/'{cpu,e2e,ray,startup})
 [[ ${1:-} == --fast ]] || pip install -qq --disable-pip-version-check --no-deps -r requirements/drafts.txt
 [[ ${1:-} != --nightly ]] || make outputs/megatron bump-check
 case ${1:-} in

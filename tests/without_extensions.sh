@@ -28,7 +28,7 @@ without() {
   echo "== without ${names[*]}"
   # As `run_tests.sh --fast`.
   (cd "$copy" && HYPOTHESIS_PROFILE=few "$python" -m pytest -q --dist loadfile --no-loadscope-reorder --numprocesses 2 \
-    --ignore=tests/{cpu,e2e,gpu_check,ray,scripts,startup} --ignore-glob='tests/extensions/*/'{e2e,ray,startup} \
+    --ignore=tests/{cpu,e2e,gpu_check,ray,scripts,startup} --ignore-glob='tests/extensions/*/'{cpu,e2e,ray,startup} \
     -m "not slow")
 }
 

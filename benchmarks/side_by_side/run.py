@@ -25,7 +25,7 @@ from benchmarks.side_by_side import verl_checkpoint_engine
 from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, RunLoad, train
-from recipe.async_dapo.config.values import MOST_DRAFT_TOK, SPECULATIVE_CONFIGS, Drafts
+from recipe.async_dapo.config.values import MOST_DRAFT_TOK
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.overrides import (
     PROMPTS_PER_STEP,
@@ -117,7 +117,8 @@ SEPARATE = ("async_dapo.placement=separate", *OWN_GPU)
 DRAFTS = ("async_dapo.drafts=suffix",)
 VLLM = "++actor_rollout_ref.rollout.engine_kwargs.vllm"
 VERL_DRAFTS = (
-    *(f"{VLLM}.speculative_config.{key}={value}" for key, value in SPECULATIVE_CONFIGS[Drafts.SUFFIX].items()),
+    f"{VLLM}.speculative_config.method=suffix",
+    f"{VLLM}.speculative_config.num_speculative_tokens={MOST_DRAFT_TOK}",
     f"{VLLM}.max_model_len={MAX_PROMPT_TOK + max(shape.max_response_tok for shape in TAILS.values()) + MOST_DRAFT_TOK}",
 )
 

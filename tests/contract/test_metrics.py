@@ -11,14 +11,13 @@ from docs.declared import metrics
 from recipe.async_dapo.config.extensions import SERVED
 from recipe.async_dapo.config.extensions import declared as declared_by_extensions
 from recipe.async_dapo.config.values import RolloutStrategy
-from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.core.trajectory import RoundCounts, Segment, Turn
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.rollout.reports import WorkerReport
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
-from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _calls, _drafts, _tokens, update_metrics
+from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _calls, _tokens, update_metrics
 from recipe.async_dapo.training.recorder import Recorder
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -42,11 +41,9 @@ def test_emitted_and_declared_metrics_are_the_same(monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     cluster.close()
     declared = {PREFIX + name for name in metrics()}
-    drafted = EngineLoad(kv_room_tok=1, max_num_seqs=1, generated_tok=30, drafted_tok=40, accepted_tok=10)
-    drafts = {PREFIX + name for name in _drafts([drafted])}
     extensions = {PREFIX + name for one in declared_by_extensions().values() for name in one.metrics}
     missing = {"gateway", "length_bias", *(one.extension for one in SERVED)} - declared_by_extensions().keys()
-    emitted |= importance_keys() | drafts | extensions | update_metrics({}).keys()
+    emitted |= importance_keys() | extensions | update_metrics({}).keys()
     assert emitted <= declared and (missing or declared <= emitted)
 
 

@@ -51,14 +51,11 @@ async def test_a_turn_costs_a_call_for_its_lease_and_an_unawaited_one_to_return_
     assert [method for method, _, _ in it.balancer_handle.calls[3:]] == ["exchange", "exchange"]
 
 
-@pytest.mark.parametrize("name", ["min_p", "logit_bias", "stop"])
-def test_given_drafts_when_a_loop_asks_for_what_vllm_refuses_with_them_then_it_is_told_at_once(name: str) -> None:
-    async def main(**options: bool) -> None:
-        await world(**options).generate(**{name: "END"})
-
-    with pytest.raises(ConfigError, match=rf"sampling_params.{name}=END: does not go with drafts"):
-        simulate(main(drafts=True))
-    simulate(main())
+async def test_given_a_parameter_that_an_extension_refuses_when_a_loop_asks_for_it_then_it_is_told_at_once() -> None:
+    it = world(refused={"min_p": "does not go with this; leave it out"})
+    with pytest.raises(ConfigError, match=r"^sampling_params\.min_p=END: does not go with this; leave it out$"):
+        await it.generate(min_p="END")
+    assert_whole(await it.generate(min_p=None))
 
 
 async def test_given_kv_in_host_memory_when_a_loop_asks_for_stop_strings_then_it_is_told_at_once() -> None:

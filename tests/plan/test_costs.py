@@ -12,16 +12,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from docs.declared import ENGINE_CONSTANTS
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.plan.calibration import calibrate
-from recipe.async_dapo_lab.plan.candidates import with_drafts
 from recipe.async_dapo_lab.plan.costs import ENGINES, DraftCost, ServerConstants
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 from recipe.async_dapo_lab.plan.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.model_size import BYTES_PER_VALUE, shape_of
-from recipe.async_dapo_lab.plan.systems import recipe
 
 from ..support.documents import ROOT
-from ..support.plan_settings import simulate, small_scenario
+from ..support.plan_settings import small_scenario
 
 GPU = ROOT / "assets" / "gpu"
 
@@ -288,14 +286,6 @@ def test_an_8b_on_an_h100_that_is_full_gains_what_arithmetic_says(accepted, rati
     kv_tok = requests * context_tok
     assert plain.decode_s(1, requests, kv_tok) / drafting.decode_s(1, requests, kv_tok) == pytest.approx(gain, rel=0.01)
     assert drafting.kv_room_tok == plain.kv_room_tok and drafting.prefill_s(100) == plain.prefill_s(100)
-
-
-def test_drafts_make_rollouts_shorter_and_change_no_decision_of_a_fixed_pool():
-    scenario = small_scenario(constants=ENGINES["published-2025"], drafts_accepted=0.6, training_s=1.0)
-    system = recipe("partial", rollout_pool_size=16)
-    plain, drafting = (simulate(scenario, one, steps=3) for one in (system, with_drafts(system)))
-    assert [step.trained_tok for step in plain] == [step.trained_tok for step in drafting]
-    assert all(fast.rollout_s < slow.rollout_s for fast, slow in zip(drafting, plain, strict=True))
 
 
 def test_what_is_not_said_of_drafts_is_named():

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.async_dapo.config import extensions
 from recipe.async_dapo.config.extensions import SERVED
@@ -17,7 +18,13 @@ from ..support.composed_runs import of_options, refusal
 from ..support.families import qwen3_vl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-VALUES = {"async_dapo.sources": "balanced"}  # of options that any value chooses
+VALUES = {  # of options that any value chooses
+    "async_dapo.sources": "balanced",
+    "async_dapo.drafts": "suffix",
+    "async_dapo.host_kv_gib": 1,
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config": "{method: ngram}",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative-config": "'{}'",
+}
 
 
 @pytest.fixture
@@ -36,9 +43,9 @@ def bare_copy(monkeypatch, tmp_path) -> Iterator[None]:
 def test_a_value_whose_extension_is_not_in_this_copy_is_refused_by_name(run, one):
     value = one.value or VALUES[one.key]
     assert not of_options(run())
-    errors = of_options(run(f"{one.key}={value}"))
-    wanted = f"{one.key}={value}: extensions/{one.extension} is not in this copy; copy that folder too, "
-    assert [error for error in errors if error.startswith(wanted)], errors
+    config = run(f"++{one.key}={value}")
+    wanted = f"{one.key}={OmegaConf.select(config, one.key)}: extensions/{one.extension} is not in this copy; copy"
+    assert [error for error in of_options(config) if error.startswith(wanted)]
 
 
 def test_an_agent_loop_whose_extension_is_not_in_this_copy_is_refused_by_name() -> None:

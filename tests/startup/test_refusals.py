@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from docs.support import BY_HAND, REFUSED, SUPPORT
 from recipe.async_dapo.config.options import TOGETHER, AsyncDAPOConfig
-from recipe.async_dapo.config.values import ConfigError, ConfigErrors, speculative_config
+from recipe.async_dapo.config.values import ConfigError, ConfigErrors
 from recipe.async_dapo.startup.facts import Run
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, findings
@@ -52,7 +52,6 @@ reward.reward_model.enable_resource_pool=True -> : must equal reward.reward_mode
 vllm.max-num-seqs=2000 -> : would take the place of actor_rollout_ref.rollout.max_num_seqs=
 vllm.tensor_parallel_size=2 -> : would take the place of actor_rollout_ref.rollout.tensor_model_parallel_size=1
 actor.optim.lr_warmup_steps_ratio=10 -> : must be a number in 0..1
-vllm.speculative_config=some -> : must be an object, or JSON of one
 vllm.stream_interval=0 -> : must be a whole number >= 1
 """.strip().splitlines()
 
@@ -145,34 +144,16 @@ def test_an_option_that_another_one_shadows_must_agree_with_it(run):
     [
         ("", {"continues"}),
         ("async_dapo.max_staleness=0", set()),  # an interrupted request starts anew
-        ("head", {"continues", "drafts"}),  # it refuses stop strings
-        ("ngram", {"continues", "drafts"}),
         ("host_kv", {"continues", "has_old_kv"}),
     ],
 )
-def test_the_client_knows_how_requests_go_on_and_whatever_drafts(run, overrides, known):
+def test_the_client_knows_how_requests_go_on(run, overrides, known):
     trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
     trainer.config = run(*in_full(overrides))
     trainer.options = AsyncDAPOConfig.from_hydra(trainer.config)
     trainer.llm_server_manager = SimpleNamespace(get_client=lambda **arguments: arguments)
     assert {name for name, value in trainer.get_llm_client().items() if value is True} == known
     assert trainer.options.load_balancer(most_per_server=1)["balance"]["keeps_kv"] is ("has_old_kv" in known)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "brought"),
-    [
-        ("", False),
-        ("model.mtp.enable=True", False),  # FSDP leaves the head out
-        ("megatron", False),
-        ("megatron model.mtp.enable=True model.mtp.enable_train=True", True),
-    ],
-)
-def test_a_head_comes_with_the_weights_or_from_the_checkpoint(run, overrides, brought):
-    config = run(*in_full(f"async_dapo.drafts=mtp model.mtp.num_speculative_tokens=3 {overrides}"))
-    chosen = speculative_config(AsyncDAPOConfig.from_hydra(config).drafts, config)
-    own = {} if brought else {"draft_load_config": {"load_format": "auto"}}
-    assert chosen == {"method": "mtp", "num_speculative_tokens": 3, **own}
 
 
 @pytest.mark.parametrize(

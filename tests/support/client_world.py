@@ -1,7 +1,7 @@
 """Servers behind a balancer, and one trajectory that generates through a client."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,7 @@ def llm_client(
     response_length: int = 100,
     prompt_length: int = 1,
     cleanup_timeout_s: float = CLEANUP_TIMEOUT_S,
-    **options: bool,
+    **options: Any,
 ) -> AsyncDAPOLLMClient:
     rollout = SimpleNamespace(response_length=response_length, prompt_length=prompt_length, max_model_len=None)
     config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
@@ -48,13 +48,13 @@ class World:
     latency_s: float | Callable[[str], float] = LATENCY_S
     trajectory: Trajectory = field(default_factory=lambda: Trajectory(session_id=0))
     response_length: int = 100
-    drafts: bool = False
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.handles = {name: FakeHandle(server, latency_s=self.latency_s) for name, server in self.servers.items()}
         self.balancer = GlobalLoadBalancer(self.handles, router_options(4))
         self.balancer_handle = FakeHandle(self.balancer, latency_s=self.latency_s)
-        self.client = llm_client(self.balancer_handle, response_length=self.response_length, drafts=self.drafts)
+        self.client = llm_client(self.balancer_handle, response_length=self.response_length, refused=self.refused)
         self.recorder = TrajectoryRecorder(trajectory=self.trajectory)
 
     def generate(self, **sampling_params: Any) -> Any:

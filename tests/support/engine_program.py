@@ -19,7 +19,8 @@ from .forked import in_a_fork
 
 
 def seen_by(*programs: tuple[object, ...], timeout_s: float) -> list[dict[str, Any]]:
-    """What each of them says, one after the other. A program is named first, and then what its `main` is given."""
+    """What each of them says, one after the other. A program is named first, one of this folder by its last name,
+    and then what its `main` is given."""
     done = subprocess.run(
         [executable(), "-m", __name__, json.dumps(programs, default=str)],
         cwd=ROOT,
@@ -34,7 +35,7 @@ def seen_by(*programs: tuple[object, ...], timeout_s: float) -> list[dict[str, A
 
 
 def module_of(program: str) -> Any:
-    return import_module(f"{__package__}.{program}")
+    return import_module(program if "." in program else f"{__package__}.{program}")
 
 
 def said(program: str, *arguments: Any) -> dict[str, Any]:

@@ -5,12 +5,13 @@ import re
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.async_dapo.config.extensions import declared
+from recipe.async_dapo.config.extensions import PACKAGE, declared
 from recipe.async_dapo.config.values import Rule
 from recipe.async_dapo.startup.facts import Run
 
 from .composed_runs import ComposeRun, of_options
 
+LOOK_FOR_PACKAGES = {"checks": "rows", "drafts": "declared"}  # modules with rules that do, by their extensions
 AFTER_RULES = "vLLM's arguments"  # the check that follows that of the rules
 ROLLOUT, VLLM = "actor_rollout_ref.rollout.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
 FULL = {
@@ -62,10 +63,9 @@ def assert_refused(run: ComposeRun, monkeypatch: pytest.MonkeyPatch, rule: Rule,
     wrong, right = map(in_full, line.split("->"))
     missing = {word[1:] for word in wrong if word.startswith("-")}
     wrong = [word for word in wrong if not word.startswith("-")]
-    if "checks" in declared():
-        from recipe.async_dapo.extensions.checks import rows
-
-        monkeypatch.setattr(rows, "find_spec", lambda name: None if name in missing else True)
+    for name, module in LOOK_FOR_PACKAGES.items():
+        if name in declared():
+            monkeypatch.setattr(f"{PACKAGE}.{name}.{module}.find_spec", lambda name: None if name in missing else True)
     errors = of_options(config := run(*wrong), before=AFTER_RULES)
     remedy = ".*".join(map(re.escape, re.split(r"\{it[^}]*\}", rule.remedy.replace("{{", "{").replace("}}", "}"))))
     value = re.escape(str(OmegaConf.select(Run.of(config, None).config, rule.key)))

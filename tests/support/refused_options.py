@@ -68,9 +68,6 @@ host_kv vllm.kv_transfer_config={kv_connector:a} -> vllm.kv_transfer_config=null
 host_kv vllm.kv-offloading-size=4 -> vllm.kv-offloading-size=null
 host_kv vllm.decode_context_parallel_size=2 -> vllm.decode_context_parallel_size=1
 host_kv vllm.async_scheduling=True -> vllm.async_scheduling=null
-host_kv async_dapo.drafts=mtp -> async_dapo.drafts=suffix
-host_kv vllm.speculative_config={model:a/head} rollout.load_format=auto -> vllm.speculative_config=null
-host_kv megatron head -> async_dapo.host_kv_gib=null async_dapo.rollout_strategy=partial
 +rollout.enable_sleep_mode=False -> rollout.free_cache_engine=False
 megatron rollout.enable_rollout_routing_replay=True -> actor.megatron.router_replay.mode=R3
 replay vllm.decode_context_parallel_size=2 -> rollout.enable_rollout_routing_replay=False
@@ -81,13 +78,6 @@ megatron model.lora_rank=8 -> model.lora.rank=8
 model.lora.rank=8 -> model.lora_rank=8
 model.lora_adapter_path=/an/adapter -> model.lora_rank=8
 model.lora_rank=8 rollout.quantization=fp8 -> model.lora.merge=True
-async_dapo.drafts=suffix ngram -> async_dapo.drafts=null
-async_dapo.drafts=suffix megatron head -> async_dapo.drafts=null
-ngram vllm.speculative_config.rejection_sample_method=synthetic -> vllm.speculative_config.rejection_sample_method=x
-vllm.speculative_config={model:a/head} -> rollout.load_format=auto
-head -> model.mtp.enable_rollout=False
-vllm.speculative_config={method:deepseek_mtp} rollout.load_format=auto -> vllm.speculative_config.draft_load_config={}
-async_dapo.drafts=mtp rollout.quantization=fp8 -> rollout.quantization=null
 rollout.quantization=fp8 none -> decoupled
 vllm.quantization=fp8 bypass -> decoupled
 vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=0.5_3.0 -> correction.rollout_is_threshold=0.5_2.0

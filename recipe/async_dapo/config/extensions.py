@@ -4,8 +4,8 @@ No module imports an extension. `declared.py` of its folder says, as `DECLARED`,
 rest of it is loaded by name, by those that have chosen it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from .values import ConfigError, Rule
 
+_ROLLOUT = "actor_rollout_ref.rollout."
 FOLDER = Path(__file__).parents[1] / "extensions"
 PACKAGE = f"{__package__.rpartition('.')[0]}.{FOLDER.name}"
 
@@ -31,6 +32,8 @@ class Declared:
         checks: `checks(core, config, options, seen)`: all checks of a run before it starts, made of those of the core
             (`startup/preflight.py`), by their names.
         metrics: that it adds to a step, without the prefix.
+        refused_parameters: of sampling, which requests must not have where it acts: their names -> what is wrong, and
+            what to set.
         parts: the `Parts` of a run; at most one extension of a run has them.
         observer: makes, of the recipe's options, an `Observer` of `training/observer.py`.
         source: makes, of the recipe's options and the `Source` that it draws from, a `Source` of `training/source.py`,
@@ -48,6 +51,7 @@ class Declared:
     rules: tuple[Rule, ...] = ()
     checks: str = ""
     metrics: tuple[str, ...] = ()
+    refused_parameters: Mapping[str, str] = field(default_factory=dict)
     parts: str = ""
     observer: str = ""
     source: str = ""
@@ -68,7 +72,7 @@ class Served(NamedTuple):
     """
 
     key: str
-    value: str | None
+    value: str | bool | None
     extension: str
 
     def is_chosen(self, config: DictConfig) -> bool:
@@ -82,6 +86,11 @@ SERVED = (
     Served("async_dapo.importance_sampling", "mixture", "mixture"),
     Served("async_dapo.selection.by", "history", "history"),
     Served("async_dapo.sources", None, "shares"),
+    Served("async_dapo.drafts", None, "drafts"),
+    # What users may say of drafts themselves.
+    Served(f"{_ROLLOUT}engine_kwargs.vllm.speculative_config", None, "drafts"),
+    Served(f"{_ROLLOUT}engine_kwargs.vllm.speculative-config", None, "drafts"),
+    Served("actor_rollout_ref.model.mtp.enable_rollout", True, "drafts"),
 )
 
 
@@ -135,3 +144,8 @@ def chosen(config: DictConfig) -> list[str]:
     optional = {one.extension for one in SERVED}
     asked = {one.extension for one in SERVED if one.is_chosen(config)}
     return [name for name in declared() if name in asked or name not in optional]
+
+
+def refused_parameters(extensions: Iterable[str]) -> dict[str, str]:
+    """Of sampling, by their names: what is wrong with them in a run that has these extensions, and what to set."""
+    return {name: why for one in extensions for name, why in declared()[one].refused_parameters.items()}

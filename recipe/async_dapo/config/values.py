@@ -1,9 +1,8 @@
 """Values of options: what may be chosen, the error for what may not, and plain dicts as typed arguments."""
 
-import json
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import partial
@@ -64,71 +63,8 @@ class Drafts(StrEnum):
     SUFFIX = "suffix"
 
 
-SUFFIX_MODULE = "arctic_inference"
 SUFFIX_PACKAGE = "arctic-inference==0.1.1"  # the one that vLLM names
-MOST_DRAFT_TOK = 7  # with the one that is sampled anyway, eight a step
-SPECULATIVE_CONFIGS: dict[Drafts, dict[str, Any]] = {  # of vLLM
-    Drafts.MTP: {"method": "mtp", "draft_load_config": {"load_format": "auto"}},
-    Drafts.SUFFIX: {"method": "suffix", "num_speculative_tokens": MOST_DRAFT_TOK},
-}
-
-_METHODS_WITHOUT_WEIGHTS = ("ngram", "[ngram]", "ngram_gpu", "suffix", "custom_class")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculativeConfig:
-    """What `engine_kwargs.vllm` says of drafts, by the option `async_dapo.drafts` or by users themselves.
-
-    Attributes:
-        key: as it was given.
-        has_weights: a model makes the drafts, and no weight update brings it back once an engine has thrown it away.
-    """
-
-    key: str
-    config: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, engine_kwargs: Mapping[str, Any]) -> "SpeculativeConfig | None":
-        """None where there are none.
-
-        Raises:
-            ConfigError: for what is no object.
-        """
-        for key, value in engine_kwargs.items():
-            if str(key).replace("-", "_") == "speculative_config" and value is not None:
-                try:
-                    config = json.loads(value) if isinstance(value, str) else value
-                    return cls(key=str(key), config={**config})
-                except (TypeError, ValueError) as error:
-                    whole_key = f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}"
-                    raise ConfigError(whole_key, value, "must be an object, or JSON of one") from error
-        return None
-
-    @property
-    def has_weights(self) -> bool:
-        return (self.config.get("method") or self.config.get("model")) not in _METHODS_WITHOUT_WEIGHTS
-
-    @property
-    def most_tok(self) -> int:
-        """Of a draft; 0 = vLLM's own default, which is not known here."""
-        return int(self.config.get("num_speculative_tokens") or 0)
-
-
-def own_head_drafts(rollout: DictConfig) -> bool:
-    """Whether verl has engines draft with the model's own head (`mtp`)."""
-    return all(OmegaConf.select(rollout, f"mtp.{name}") for name in ("enable", "enable_rollout"))
-
-
-def speculative_config(drafts: Drafts, config: DictConfig) -> dict[str, Any]:
-    """vLLM's, for `async_dapo.drafts`. Of verl's training engines Megatron alone has the model's head, and brings it to
-    the engines if `mtp.enable` says so; any other head stays as it is in the checkpoint.
-    """
-    chosen, mtp = dict(SPECULATIVE_CONFIGS[drafts]), config.actor_rollout_ref.rollout.mtp
-    if drafts is Drafts.MTP:
-        chosen["num_speculative_tokens"] = mtp.num_speculative_tokens
-        if config.model_engine == "megatron" and mtp.enable:
-            del chosen["draft_load_config"]
-    return chosen
+MOST_DRAFT_TOK = 7  # of suffixes: with the one that is sampled anyway, eight a step
 
 
 class Sources(StrEnum):

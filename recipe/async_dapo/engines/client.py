@@ -8,7 +8,7 @@ is never continued.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +43,6 @@ _MARGIN_TOK = 8  # before the seam, for text that starts in mid-token
 _LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 _SERVER_OPTIONS = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "priority")
 
-
-# vLLM refuses the first two where it verifies drafts; behind a stop string, what the same step yielded would stay.
-_NOT_DRAFTED = ("min_p", "logit_bias", "stop")
 # vLLM aborts what a stop string has ended: where no other request goes on, that would go to host memory.
 _NOT_WITH_OLD_KV = ("stop",)
 
@@ -133,7 +130,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
     Args:
         continues: interrupted requests are continued by new ones; else only those that are lost with their server.
         has_old_kv: those that continue them meet what their engine has kept of the trajectory's keys and values.
-        drafts: the engines verify drafts.
+        refused: parameters of sampling that are, and what is wrong with them.
         rolling: servers stop one at a time for new weights, and may have those of several policy versions.
         one_version: a turn comes from one of them; one that is lost with its server begins anew.
     """
@@ -144,7 +141,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
         cleanup_timeout_s: float,
         continues: bool = False,
         has_old_kv: bool = False,
-        drafts: bool = False,
+        refused: Mapping[str, str] | None = None,
         rolling: bool = False,
         one_version: bool = False,
         **kwargs: Any,
@@ -152,7 +149,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
         super().__init__(*args, **kwargs)
         self._continues = continues
         self._has_old_kv = has_old_kv
-        self._drafts = drafts
+        self._refused = refused or {}
         self._one_version = one_version
         self.context_tok = math.inf  # of the engines; the worker, which knows the model, sets it
         self._requests = EngineRequests(self._load_balancer, cleanup_timeout_s=cleanup_timeout_s, rolling=rolling)
@@ -223,21 +220,19 @@ class AsyncDAPOLLMClient(LLMServerClient):
         """Whether the turn has to come from one request.
 
         Raises:
-            ConfigError: if interrupted requests are continued by new ones; for what does not go with drafts, or with
-                KV in host memory.
+            ConfigError: for what is refused; or cannot be continued, where interrupted requests are.
         """
-        refusals = (
-            (self._drafts, _NOT_DRAFTED, "drafts", "async_dapo.drafts"),
-            (self._has_old_kv, _NOT_WITH_OLD_KV, "KV in host memory", "async_dapo.host_kv_gib"),
-        )
-        for is_on, names, what, key in refusals:
-            refused = [name for name in names if is_on and sampling_params.get(name) not in _OFF]
-            if refused:
-                raise ConfigError(
-                    f"sampling_params.{refused[0]}",
-                    sampling_params[refused[0]],
-                    f"does not go with {what} (stop_token_ids do); set {key}=null, or leave it out",
-                )
+        for name, why in self._refused.items():
+            if sampling_params.get(name) not in _OFF:
+                raise ConfigError(f"sampling_params.{name}", sampling_params[name], why)
+        refused = [name for name in _NOT_WITH_OLD_KV if self._has_old_kv and sampling_params.get(name) not in _OFF]
+        if refused:
+            raise ConfigError(
+                f"sampling_params.{refused[0]}",
+                sampling_params[refused[0]],
+                "does not go with KV in host memory (stop_token_ids do); set async_dapo.host_kv_gib=null, or leave it "
+                "out",
+            )
         named = not_continued(sampling_params)
         if named and self._continues:
             raise ConfigError(

@@ -17,12 +17,10 @@ import ray
 import vllm
 from verl.utils.net_utils import is_valid_ipv6_address
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
-from verl.workers.rollout.utils import get_max_position_embeddings
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from ..config.values import SpeculativeConfig
 from ..core.concurrency import EngineLoad
 from ..core.standstill import STANDSTILL_TIMES, Standstill
 from ..runtime.logs import engine_exception, show_logs
@@ -187,21 +185,10 @@ class AsyncDAPOServer(vLLMHttpServer):
             engine_kwargs["async_scheduling"] = False  # see `host_kv`
         if engine_kwargs.get("moe_backend") in (None, "auto") and packs_experts(self.model_config.hf_config):
             engine_kwargs["moe_backend"] = "triton"
-        drafts = SpeculativeConfig.of(engine_kwargs)
-        if drafts is None:
-            return
-        # vLLM drops all drafts of a step in which one sequence comes as near to the limit as a draft is long.
-        with_room_tok = self.config.max_model_len + drafts.most_tok
-        most_context_tok = get_max_position_embeddings(self.model_config.hf_config)
-        longest_tok = max(self.config.max_model_len, min(with_room_tok, most_context_tok))
-        engine_kwargs["max_model_len"] = longest_tok
-        if not self.config.enable_chunked_prefill:  # vLLM computes a whole prompt at once
-            engine_kwargs["max_num_batched_tokens"] = max(self.config.max_num_batched_tokens, longest_tok)
 
     def _resolve_sleep_level(self) -> int:
-        """At level 2 an engine throws its weights away, and the trainer brings none of a model that drafts."""
-        drafts = SpeculativeConfig.of(self.config.engine_kwargs.get("vllm") or {})
-        return 1 if drafts is not None and drafts.has_weights else super()._resolve_sleep_level()
+        """At level 2 an engine throws its weights away."""
+        return 1 if self._own_options.get("keeps_weights") else super()._resolve_sleep_level()
 
     @property
     def _own_options(self) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
 from ..config.options import AsyncDAPOConfig, engine_gpus, gpus_per_engine, training_gpus
-from ..config.values import ImportanceSampling, SpeculativeConfig, copied
+from ..config.values import ImportanceSampling, copied
 from ..core.leases import server_calls
 from .verl_options import MEGATRON_SIZES, TRAINING_ENGINES, VEOMNI_SIZE
 
@@ -42,12 +42,10 @@ class Run:
     Attributes:
         config: in which the arguments of vLLM have underscores, however they were written.
         options: this recipe's.
-        own_drafts: vLLM's speculative config, as users gave it themselves.
     """
 
     config: DictConfig
     options: AsyncDAPOConfig
-    own_drafts: SpeculativeConfig | None
 
     @classmethod
     def of(cls, config: DictConfig, options: AsyncDAPOConfig) -> "Run":
@@ -56,8 +54,7 @@ class Run:
             config = copied(config)
             names = {str(key).replace("-", "_"): value for key, value in given.items()}
             config.actor_rollout_ref.rollout.engine_kwargs.vllm = names
-            given = config.actor_rollout_ref.rollout.engine_kwargs.vllm
-        return cls(config=config, options=options, own_drafts=SpeculativeConfig.of(given))
+        return cls(config=config, options=options)
 
     def __getattr__(self, name: str) -> Any:
         """Look a fact up once, and keep it as an attribute."""
@@ -148,11 +145,6 @@ class Run:
     def server_calls(self) -> int:
         """Concurrent calls of a vLLM server actor."""
         return server_calls(self.rollout.max_num_seqs * self.rollout.data_parallel_size)
-
-    @property
-    def drafts_by(self) -> str | None:
-        """The method that users gave vLLM."""
-        return None if self.own_drafts is None else self.own_drafts.config.get("method")
 
     @property
     def replays(self) -> str | None:

@@ -15,7 +15,7 @@ from verl.workers.config import CriticConfig
 
 from ..config.extensions import declared
 from ..config.options import AsyncDAPOConfig, needs_bypass_loss
-from ..config.values import Drafts, Rule, check_rules, own_head_drafts
+from ..config.values import Rule, check_rules
 from ..core.leases import MAX_PENDING_CALLS
 from .facts import BYPASS, DECOUPLED, FSDP_NODES, MIXTURE, MODELS, MOST_WEIGHT, NONE, Run
 from .verl_options import MEGATRON_SIZES, listed, verls_reward_managers
@@ -95,7 +95,6 @@ _LONGEST = (
 _OLD = "older than async_dapo.max_staleness={it.options.max_staleness}"
 _CONTRADICTS = "contradicts async_dapo.importance_sampling={it.options.importance_sampling}; "
 _STRATEGY = "async_dapo.rollout_strategy={it.options.rollout_strategy} keeps the "
-_PLACE = "async_dapo.drafts={it.options.drafts} takes its place; leave one of them out"
 
 # fmt: off
 RULES: tuple[Rule, ...] = (
@@ -247,12 +246,6 @@ RULES: tuple[Rule, ...] = (
          lambda it: it.options.host_kv_gib is not None and it.vllm.get("async_scheduling"),
          "with async_dapo.host_kv_gib vLLM frees blocks a step late then, and a full cache preempts most requests at "
          "once; leave it out"),
-    *(Rule(key, partial(lambda it, drafts: it.options.host_kv_gib is not None and drafts(it), drafts=drafts),
-           "with async_dapo.host_kv_gib requests that are copied back can wait for each other's blocks for ever; leave "
-           "it out, use async_dapo.drafts=suffix, or set async_dapo.host_kv_gib=null")
-      for key, drafts in (("async_dapo.drafts", lambda it: it.options.drafts is Drafts.MTP),
-                          (_VLLM + "speculative_config", lambda it: it.own_drafts and it.own_drafts.has_weights),
-                          (_MODEL + "mtp.enable_rollout", lambda it: own_head_drafts(it.rollout)))),
     Rule(_ROLLOUT + "enable_sleep_mode",
          lambda it: it.rollout.free_cache_engine and it.rollout.get("enable_sleep_mode") is False,
          "engines cannot sleep; set free_cache_engine=False too"),
@@ -284,28 +277,6 @@ RULES: tuple[Rule, ...] = (
          and not it.model.lora.merge,
          f"verl sends weights below adapters in bf16, without scales; set {_MODEL}lora.merge=True, or leave it out"),
 
-    Rule(_VLLM + "speculative_config", lambda it: it.options.drafts and it.own_drafts, _PLACE),
-    Rule(_MODEL + "mtp.enable_rollout", lambda it: it.options.drafts and own_head_drafts(it.rollout), _PLACE),
-    Rule(_VLLM + "speculative_config.rejection_sample_method",
-         lambda it: it.own_drafts and it.own_drafts.config.get("rejection_sample_method") == "synthetic",
-         "accepts drafts by chance, whatever the policy says; leave it out"),
-    Rule(_ROLLOUT + "load_format",
-         lambda it: it.own_drafts and it.own_drafts.has_weights and it.rollout.load_format == "dummy",
-         "the model that drafts would stay random: vLLM's second model runner ignores draft_load_config; set auto"),
-    Rule(_MODEL + "mtp.enable_rollout",
-         lambda it: not it.options.drafts and own_head_drafts(it.rollout) and it.model_engine != "megatron",
-         "the trainer has no such head to bring to engines; set False, and async_dapo.drafts=mtp, which keeps the "
-         "checkpoint's"),
-    Rule(_VLLM + "speculative_config.method",  # vLLM reads deepseek_mtp and its like as mtp
-         lambda it: str(it.drafts_by).endswith("mtp")
-         and it.own_drafts.config.get("draft_load_config") is None
-         and not (it.model_engine == "megatron" and it.model.mtp.enable),
-         "the trainer has no such head to bring to engines, and its other weights would go there; leave "
-         "speculative_config out, and set async_dapo.drafts=mtp, which keeps the checkpoint's"),
-    Rule(_ROLLOUT + "quantization",
-         lambda it: it.options.drafts is Drafts.MTP and it.rollout.quantization == "fp8",
-         "the checkpoint's head comes in bf16, into FP8 blocks without scales; leave it out, or set "
-         "async_dapo.drafts=suffix"),
     *(Rule(key, partial(lambda it, key: it.get(key) not in _NOT_QUANTIZED and not it.truncates_tokens, key=key),
            f"engines sample from another distribution, which needs each token's weight truncated at {MOST_WEIGHT:g}; "
            f"set async_dapo.importance_sampling=decoupled, {_CORRECTION}rollout_is=token and {_CORRECTION}"

@@ -102,18 +102,9 @@ def _load(record: RoundRecord) -> dict[str, float]:
 
 def _concurrency(loads: Collection[EngineLoad]) -> dict[str, float]:
     return {
-        **_drafts(loads),
         "concurrency/kv_peak": max((load.kv_peak for load in loads), default=0.0),
         "concurrency/preemptions": sum(load.preemptions for load in loads),
     }
-
-
-def _drafts(loads: Collection[EngineLoad]) -> dict[str, float]:
-    """Every response that decodes in a step gets a token, and those of its draft that are accepted."""
-    if not any(load.drafted_tok for load in loads):
-        return {}
-    generated, accepted = sum(load.generated_tok for load in loads), sum(load.accepted_tok for load in loads)
-    return {"drafts/tok_per_step": _ratio(generated, generated - accepted)}
 
 
 def _tokens(record: RoundRecord, *, trained_tok: int, withheld_tok: int) -> dict[str, float]:

@@ -14,7 +14,6 @@ from verl.utils.logging_utils import configure_verl_logging
 
 from ..config.extensions import chosen, declared, load
 from ..config.options import AsyncDAPOConfig, num_engines
-from ..config.values import Drafts, speculative_config
 from ..core.leases import server_calls
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import AsyncDAPOReplica, register_replica
@@ -98,17 +97,13 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path
     isolate_reward(config, options.reward)
     with open_dict(config):
         config.transfer_queue.enable = True
-        if options.drafts is not None:
-            rollout = config.actor_rollout_ref.rollout
-            rollout.engine_kwargs.vllm.speculative_config = speculative_config(options.drafts, config)
-            if options.drafts is Drafts.MTP and rollout.load_format == "dummy":
-                rollout.load_format = "auto"  # vLLM's second model runner knows no other one for the head
         custom = config.actor_rollout_ref.rollout.custom
         custom[CUSTOM_OPTIONS] = {
             "engine_timeout_s": options.engine_timeout_s,
             "delivery_tok": options.delivery_tok,
             "host_kv_gib": options.host_kv_gib,
             "extensions": list(options.extensions),
+            "keeps_weights": False,  # while engines sleep
         }
     for name in chosen(config):
         if declared()[name].wire:

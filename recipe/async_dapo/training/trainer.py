@@ -47,8 +47,9 @@ from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
+from ..config.extensions import refused_parameters
 from ..config.options import AsyncDAPOConfig
-from ..config.values import ConfigError, RolloutStrategy, SpeculativeConfig, own_head_drafts
+from ..config.values import ConfigError, RolloutStrategy
 from ..core.mini_batches import most_rows
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
@@ -172,14 +173,13 @@ class AsyncDAPOTrainer(PPOTrainer):
         return RoundReplayBuffer(self.options, self._draw, TrainingRows(self))
 
     def get_llm_client(self) -> LLMServerClient:
-        rollout = self.config.actor_rollout_ref.rollout
         is_partial = self.options.rollout_strategy is RolloutStrategy.PARTIAL and self.options.keeps_tokens
         return self.llm_server_manager.get_client(
             client_cls=AsyncDAPOLLMClient,
             cleanup_timeout_s=self.options.stop_timeout_s,
             continues=is_partial or self.options.host_kv_gib is not None,
             has_old_kv=self.options.host_kv_gib is not None,
-            drafts=SpeculativeConfig.of(rollout.engine_kwargs.vllm) is not None or own_head_drafts(rollout),
+            refused=refused_parameters(self.options.extensions),
             **self._client_options(),
         )
 

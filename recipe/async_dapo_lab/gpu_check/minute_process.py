@@ -21,7 +21,8 @@ import torch
 from safetensors.torch import load_file
 from verl.plugin.platform import get_platform
 
-from ...async_dapo.config.values import SPECULATIVE_CONFIGS, Drafts
+from ...async_dapo.config.extensions import load
+from ...async_dapo.config.values import Drafts
 from ...async_dapo.engines.host_kv import transfer_config
 from ...async_dapo.weights.stream import FOLDER_VARIABLE, WeightReceiver, private_handle, with_proof
 from .counted_scheduler import FILE_VARIABLE, CountedAsyncScheduler, CountedScheduler
@@ -231,7 +232,9 @@ async def pressure(settings: MinuteSettings, notes: Notes, key: str) -> None:
     host_kv = {"kv_transfer_config": transfer_config(HOST_KV_GIB, 1)} if key.startswith("host_kv") else {}
     drafts = {}
     if key == "mtp":
-        own_head = SPECULATIVE_CONFIGS[Drafts.MTP] | {"num_speculative_tokens": DRAFTED_TOK}
+        own_head = load("drafts", "speculative.SPECULATIVE_CONFIGS")[Drafts.MTP] | {
+            "num_speculative_tokens": DRAFTED_TOK
+        }
         drafts = {"model": settings.drafting_model, "speculative_config": own_head}
     is_async = settings.device == "cuda" and key != "host_kv"  # vLLM's default; a CPU has none
     scheduler = CountedAsyncScheduler if is_async else CountedScheduler

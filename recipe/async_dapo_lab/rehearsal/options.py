@@ -11,13 +11,13 @@ from typing import Any, cast
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from ...async_dapo.config.extensions import chosen
 from ...async_dapo.config.options import training_gpus, updates_of
 from ...async_dapo.config.values import (
     ConfigError,
     Count,
     NotNegative,
     Positive,
-    SpeculativeConfig,
     parse_options,
 )
 from ..plan.costs import StepCost
@@ -144,8 +144,7 @@ class RehearsalOptions:
 
 def has_drafts(config: DictConfig) -> bool:
     """Whether engines draft, by the recipe's option or vLLM's own."""
-    own = SpeculativeConfig.of(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
-    return own is not None or config.async_dapo.drafts is not None
+    return "drafts" in chosen(config)
 
 
 def assumed_gpu(config: DictConfig) -> Gpu:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ...config.options import checkpoints_to_keep
-from ...config.values import SUFFIX_MODULE, SUFFIX_PACKAGE, Drafts, ImportanceSampling, Rule, own_head_drafts
+from ...config.values import ImportanceSampling, Rule
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _VLLM, _VALIDATION = "actor_rollout_ref.model.", _ROLLOUT + "engine_kwargs.vllm.", _ROLLOUT + "val_kwargs."
@@ -25,7 +25,6 @@ _MICRO = (
     ("actor", _ROLLOUT + "log_prob_", _DYNAMIC),
     ("ref", _REF + "log_prob_", _REF + "log_prob_use_dynamic_bsz"),
 )
-_PACKAGE = f"vLLM needs a package for it; run: pip install {SUFFIX_PACKAGE}"
 
 
 def _leaves_some_over(it: Any, model: str) -> bool:
@@ -115,12 +114,5 @@ ROWS: tuple[Rule, ...] = (
          "loss_mode=dro fails without it after the first rollout; set a positive number, or another loss_mode"),
     Rule(_OVERLONG + "len", lambda it: it.overlong.enable and it.overlong.len > it.options.max_response_length,
          "is more than data.max_response_length={it.options.max_response_length}, the longest answer; lower it"),
-    Rule("async_dapo.drafts", lambda it: it.options.drafts is Drafts.SUFFIX and find_spec(SUFFIX_MODULE) is None,
-         _PACKAGE),
-    Rule(_VLLM + "speculative_config.method",
-         lambda it: it.drafts_by == Drafts.SUFFIX and find_spec(SUFFIX_MODULE) is None, _PACKAGE),
-    Rule(_VLLM + "logits_processors", lambda it: it.vllm.get("logits_processors")
-         and (it.own_drafts or it.options.drafts or own_head_drafts(it.rollout)),
-         "vLLM refuses them where it verifies drafts; leave them out"),
 )
 # fmt: on

@@ -32,9 +32,6 @@ megatron bypass actor.megatron.router_replay.mode=R2 -> decoupled
 model_engine=veomni bypass actor.veomni.router_replay.mode=R2 -> decoupled
 actor.policy_loss.loss_mode=dro -> ++actor.policy_loss.dro_beta=0.1
 overlong overlong.len=33 -> overlong.len=8
-async_dapo.drafts=suffix -arctic_inference -> async_dapo.drafts=null
-vllm.speculative_config={method:suffix} -arctic_inference -> ngram
-ngram vllm.logits_processors=[a.Processor] -> vllm.logits_processors=null
 """
 LINES = EXAMPLES.strip().splitlines()
 

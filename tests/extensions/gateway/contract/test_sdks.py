@@ -372,15 +372,15 @@ def test_given_an_answer_that_was_cut_then_its_turn_is_closed_as_the_template_cl
     assert row == f"[a b]<|im_end|>{goes_on}[tw]<|im_end|>{goes_on}[three<|im_end|>]"
 
 
-def test_given_stop_strings_with_drafts_then_the_agent_is_told_and_training_goes_on() -> None:
+def test_given_stop_strings_that_are_refused_then_the_agent_is_told_and_training_goes_on() -> None:
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
         async with openai_client(address, key) as client:
-            with pytest.raises(openai.BadRequestError, match="does not go with drafts"):
+            with pytest.raises(openai.BadRequestError, match="does not go with this"):
                 await by_chat(client, sample["raw_prompt"], stop=["x"])
             await by_chat(client, sample["raw_prompt"])
         return 0.0
 
-    outcome, *_ = play(agent, says=texts("yes"), drafts=True)
+    outcome, *_ = play(agent, says=texts("yes"), refused={"stop": "does not go with this"})
     assert not outcome.reason, outcome.cause
 
 

@@ -8,7 +8,7 @@ import asyncio
 import random
 from array import array
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -148,7 +148,7 @@ class Life:
         version: int = 0,
         token_s: float = 0.01,
         http: bool = False,
-        drafts: bool = False,
+        refused: Mapping[str, str] | None = None,
         filtered_by: str | None = None,
         **options: Any,
     ) -> None:
@@ -157,7 +157,7 @@ class Life:
         self.server = TextServer(says, token_s=token_s)
         self.server.global_steps = version
         self.balancer = FakeHandle(GlobalLoadBalancer({"a": FakeHandle(self.server)}, router_options(256)))
-        client = llm_client(self.balancer, response_length=RESPONSE_TOK, prompt_length=PROMPT_TOK, drafts=drafts)
+        client = llm_client(self.balancer, response_length=RESPONSE_TOK, prompt_length=PROMPT_TOK, refused=refused)
         client.tokenizer = TOKENIZER
         self._client = client
         self.kept = KeptLoops(most=most)

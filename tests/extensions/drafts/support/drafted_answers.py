@@ -16,13 +16,14 @@ os.environ.update(get_platform().rollout_env_vars())  # as verl does before it s
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from recipe.async_dapo.config.values import MOST_DRAFT_TOK, SPECULATIVE_CONFIGS, Drafts
+from recipe.async_dapo.config.values import MOST_DRAFT_TOK, Drafts
 from recipe.async_dapo.engines.load_meter import LoadMeter
 from recipe.async_dapo.engines.protocol import ABORTED
 from recipe.async_dapo.engines.server import AsyncDAPOServer
+from recipe.async_dapo.extensions.drafts.speculative import SPECULATIVE_CONFIGS
 
-from .rescaled_receiver import RescaledReceiver
-from .scripted_engine import start_server
+from ....support.rescaled_receiver import RescaledReceiver
+from ....support.scripted_engine import start_server
 
 PROMPT = [5 + k % 7 for k in range(24)]
 SAMPLED_TOK = 24

@@ -1,8 +1,8 @@
 """A real engine with drafts by suffix decoding samples what it samples without: the same distributions, log-probs,
 and, at temperature 0, the same tokens.
 
-Nightly, but for the arithmetic. Every run of the tests trains with drafts in `test_partial_rollout.py`, which compares
-the engine's log-probs with the trainer's, over interruptions and weight updates.
+Nightly, but for the arithmetic. Every run of the tests trains with drafts in `tests/e2e/test_partial_rollout.py`,
+which compares the engine's log-probs with the trainer's, over interruptions and weight updates.
 """
 
 from pathlib import Path
@@ -13,9 +13,10 @@ import torch
 
 from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH
 
-from ..support.composed_runs import write_model
-from ..support.engine_program import seen_by
+from ....support.composed_runs import write_model
+from ....support.engine_program import seen_by
 
+DRAFTED_ANSWERS = f"{__package__.removesuffix('.cpu')}.support.drafted_answers"
 TEMPERATURES = ("1.0", "0.6")
 FEW, MANY = (1536, 640), (9984, 9984)  # answers at each temperature, in one piece and interrupted
 UNLIKELY = 1e-4  # for each of fourteen comparisons; so many answers show as small a shift as 1,024 at 1e-3
@@ -24,7 +25,7 @@ LEAST_COUNT = 20  # of a token, to be a cell of its own
 
 def drafted_and_plain(model: Path, answers: tuple[int, int], *, timeout_s: float) -> dict[str, dict[str, Any]]:
     """With drafts, and without."""
-    programs = [("drafted_answers", model, drafted, *answers) for drafted in (True, False)]
+    programs = [(DRAFTED_ANSWERS, model, drafted, *answers) for drafted in (True, False)]
     return dict(zip(("suffix", "none"), seen_by(*programs, timeout_s=timeout_s), strict=True))
 
 
