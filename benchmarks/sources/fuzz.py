@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.values import ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.extensions.sources.accounts import Accounts
@@ -25,6 +26,8 @@ from .mix import AS_DRAWN, Source, scenario
 from .run import BALANCED, source_mix
 
 NAMED = "named"
+KEEPS_KV = "host_kv" in declared()  # an extension, which may be absent
+STRATEGIES = [one for one in RolloutStrategy if KEEPS_KV or one is not RolloutStrategy.PARTIAL_STALE_KV]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +71,9 @@ class Drawn:
                 "seed": random.randint(0, 10**6),
             },
             overrides={
-                "async_dapo.rollout_strategy": random.choice((*RolloutStrategy,)).value,
+                "async_dapo.rollout_strategy": random.choice(STRATEGIES).value,
                 "async_dapo.stop_rule": random.choice((*StopRuleName,)).value,
-                "async_dapo.host_kv_gib": 1,
+                "async_dapo.host_kv_gib": 1 if KEEPS_KV else None,
                 "async_dapo.max_staleness": random.choice((None, 0, 1, 2, 4)),
                 "async_dapo.max_partial_share": random.choice((None, None, 0.3)),
                 "async_dapo.over_sampling_batch_size": random.choice(("auto", 1, 3, 20)),

@@ -58,13 +58,6 @@ async def test_given_a_parameter_that_an_extension_refuses_when_a_loop_asks_for_
     assert_whole(await it.generate(min_p=None))
 
 
-async def test_given_kv_in_host_memory_when_a_loop_asks_for_stop_strings_then_it_is_told_at_once() -> None:
-    it = world()
-    it.client = llm_client(it.balancer_handle, continues=True, has_old_kv=True)
-    with pytest.raises(ConfigError, match=r"sampling_params.stop=END: .* set async_dapo.host_kv_gib=null, or leave"):
-        await it.generate(stop="END")
-
-
 def test_given_a_turn_when_cancelled_at_any_await_or_at_two_then_nothing_leaks_and_it_resumes_from_its_tokens() -> None:
     async def main(points: frozenset[int]) -> int:
         it = world()

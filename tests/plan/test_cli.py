@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo_lab.plan import recommend
 from recipe.async_dapo_lab.plan.__main__ import main
 from recipe.async_dapo_lab.plan.systems import System
@@ -58,7 +59,8 @@ def test_given_lengths_that_another_limit_has_cut_then_that_is_said(tmp_path, ca
 def test_given_inputs_then_every_system_strategy_and_rule_has_a_row(plan):
     document, printed = plan
     ours = {(row["strategy"], row["stop_rule"]) for row in document["rows"] if not row["is_baseline"]}
-    assert len(ours) == 8 and ("partial_stale_kv", "fifo") in ours
+    old_kv = {("partial_stale_kv", rule) for rule in ("first_completed", "fifo")} if "host_kv" in declared() else set()
+    assert len(ours) == 6 + len(old_kv) and old_kv == {row for row in ours if row[0] == "partial_stale_kv"}
     assert [row["system"] for row in document["rows"]][:2] == ["verl sync", "verl colocate_async"]
     assert all(row["system"] in printed for row in document["rows"])
     assert document["rows"][0]["speed_up"] == 1 and document["inputs"]["train_batch_size"] == 8

@@ -131,12 +131,6 @@ def test_a_model_s_kind_and_layers_are_read_as_verl_does(run, model):
     assert refusal(run, path).startswith(message)
     padded = (path, "actor_rollout_ref.model.use_remove_padding=False")
     check_all(run(*padded))
-    host_kv = ("async_dapo.rollout_strategy=partial_stale_kv", "async_dapo.host_kv_gib=1")
-    assert refusal(run, *padded, *host_kv).startswith("async_dapo.host_kv_gib=1: the model has layers of conv, whose")
-    falcon = {"model_type": "falcon_h1", "architectures": ["FalconH1ForCausalLM"]}
-    del config["layer_types"]
-    (model / "config.json").write_text(json.dumps(config | falcon))
-    assert refusal(run, *padded, *host_kv).startswith("async_dapo.host_kv_gib=1: the model has layers of hybrid, whose")
 
 
 def test_an_output_layer_that_engines_would_leave_out_is_refused(run, model):

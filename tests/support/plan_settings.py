@@ -4,6 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo_lab.plan.hardware import find_accelerator, load_model
@@ -13,9 +14,11 @@ from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import System
 
+# Of this copy.
+STRATEGIES = [one for one in RolloutStrategy if one is not RolloutStrategy.PARTIAL_STALE_KV or "host_kv" in declared()]
 _CHOICES = st.fixed_dictionaries(
     {
-        "rollout_strategy": st.sampled_from(list(RolloutStrategy)).map(str),
+        "rollout_strategy": st.sampled_from(STRATEGIES).map(str),
         "stop_rule": st.sampled_from(list(StopRuleName)).map(str),
         "rollout_pool_size": st.sampled_from([None, 5, 24, 100]),
         "max_concurrent_prompts": st.integers(1, 4),

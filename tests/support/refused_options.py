@@ -60,14 +60,6 @@ async_dapo.max_concurrent_prompts=50000 async_dapo.rollout_pool_size=null -> asy
 async_dapo.rollout_pool_size=10000000 -> async_dapo.rollout_pool_size=10
 async_dapo.max_loads_per_server=2016 rollout.max_num_seqs=2000 -> async_dapo.max_loads_per_server=2015
 rollout.nnodes=1 -> rollout.nnodes=0
-async_dapo.host_kv_gib=1 -> async_dapo.rollout_strategy=partial_stale_kv
-host_kv rollout.enable_prefix_caching=False -> rollout.enable_prefix_caching=True
-host_kv rollout.data_parallel_size=2 -> rollout.data_parallel_size=1
-host_kv rollout.enable_rollout_routing_replay=True -> rollout.enable_rollout_routing_replay=False
-host_kv vllm.kv_transfer_config={kv_connector:a} -> vllm.kv_transfer_config=null
-host_kv vllm.kv-offloading-size=4 -> vllm.kv-offloading-size=null
-host_kv vllm.decode_context_parallel_size=2 -> vllm.decode_context_parallel_size=1
-host_kv vllm.async_scheduling=True -> vllm.async_scheduling=null
 +rollout.enable_sleep_mode=False -> rollout.free_cache_engine=False
 megatron rollout.enable_rollout_routing_replay=True -> actor.megatron.router_replay.mode=R3
 replay vllm.decode_context_parallel_size=2 -> rollout.enable_rollout_routing_replay=False
@@ -95,6 +87,5 @@ overlong reward.reward_kwargs.max_resp_len=64 -> reward.reward_kwargs.max_resp_l
 algorithm.filter_groups.metric=null -> algorithm.filter_groups.enable=False
 rollout.n=1 -> algorithm.filter_groups.enable=False
 async_dapo.rollout_strategy=discard async_dapo.max_tokens_per_round=16 -> async_dapo.rollout_strategy=partial
-async_dapo.rollout_strategy=partial_stale_kv -> async_dapo.host_kv_gib=1
 """
 LINES = EXAMPLES.strip().splitlines()

@@ -69,23 +69,30 @@ class Served(NamedTuple):
         key: of the option, from the top.
         value: None = any but null.
         extension: the name of its folder.
+        unless: options' values with which the extension is not needed.
     """
 
     key: str
     value: str | bool | None
     extension: str
+    unless: Mapping[str, str | int] = {}
 
     def is_chosen(self, config: DictConfig) -> bool:
         value = OmegaConf.select(config, self.key)
-        return value is not None and self.value in (None, value)
+        is_chosen = value is not None and self.value in (None, value)
+        return is_chosen and not any(OmegaConf.select(config, key) == other for key, other in self.unless.items())
 
 
+# Engines of their own hold requests over a weight update; without old tokens none goes on.
+_HOLDS_OR_DROPS: Mapping[str, str | int] = {"async_dapo.placement": "separate", "async_dapo.max_staleness": 0}
 # It stands here, and not in the folders, so that a copy without one of them says which.
 SERVED = (
     Served("async_dapo.placement", "separate", "separate"),
     Served("async_dapo.importance_sampling", "mixture", "mixture"),
     Served("async_dapo.selection.by", "history", "history"),
     Served("async_dapo.sources", None, "shares"),
+    Served("async_dapo.host_kv_gib", None, "host_kv"),
+    Served("async_dapo.rollout_strategy", "partial_stale_kv", "host_kv", _HOLDS_OR_DROPS),
     Served("async_dapo.drafts", None, "drafts"),
     # What users may say of drafts themselves.
     Served(f"{_ROLLOUT}engine_kwargs.vllm.speculative_config", None, "drafts"),

@@ -203,9 +203,6 @@ TOGETHER = (
          and (it.rollout_strategy is not RolloutStrategy.PARTIAL or not it.keeps_tokens),
          "async_dapo.rollout_strategy={it.rollout_strategy} with async_dapo.max_staleness={it.max_staleness} cannot "
          "set a trajectory aside; choose partial with max_staleness=1 or more, or leave it null"),
-    Rule("async_dapo.host_kv_gib", lambda it: it.has_old_kv and not it.is_separate and it.host_kv_gib is None,
-         "engines that share GPUs sleep while the actor trains, and async_dapo.rollout_strategy=partial_stale_kv keeps "
-         "their KV cache in host memory; set the GiB for each GPU, such as 32, or choose partial"),
 )
 # fmt: on
 

@@ -43,9 +43,6 @@ _MARGIN_TOK = 8  # before the seam, for text that starts in mid-token
 _LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 _SERVER_OPTIONS = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "priority")
 
-# vLLM aborts what a stop string has ended: where no other request goes on, that would go to host memory.
-_NOT_WITH_OLD_KV = ("stop",)
-
 
 def _routes_of(turn: Turn) -> np.ndarray | None:
     """Of a whole turn, [tokens, layers, top-k] as verl's loops pass them on: all of its context but the last token.
@@ -225,14 +222,6 @@ class AsyncDAPOLLMClient(LLMServerClient):
         for name, why in self._refused.items():
             if sampling_params.get(name) not in _OFF:
                 raise ConfigError(f"sampling_params.{name}", sampling_params[name], why)
-        refused = [name for name in _NOT_WITH_OLD_KV if self._has_old_kv and sampling_params.get(name) not in _OFF]
-        if refused:
-            raise ConfigError(
-                f"sampling_params.{refused[0]}",
-                sampling_params[refused[0]],
-                "does not go with KV in host memory (stop_token_ids do); set async_dapo.host_kv_gib=null, or leave it "
-                "out",
-            )
         named = not_continued(sampling_params)
         if named and self._continues:
             raise ConfigError(

@@ -28,7 +28,6 @@ from ..runtime.verl_version import check_versions
 from ..weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine
 from ..weights.wire import EngineTypes
 from .engine import RequestTable, RunningRequest, StampingEngine
-from .host_kv import transfer_config
 from .load_meter import LoadMeter, Meter
 from .protocol import ABORTED, MORE, UNKNOWN, OutputExtra, counts_of, make_output
 from .routes import watch_routes
@@ -179,10 +178,6 @@ class AsyncDAPOServer(vLLMHttpServer):
 
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
         super()._preprocess_engine_kwargs(engine_kwargs)
-        if (gib := self._own_options.get("host_kv_gib")) is not None:
-            ranks = self.config.tensor_model_parallel_size * self.config.pipeline_model_parallel_size
-            engine_kwargs["kv_transfer_config"] = transfer_config(gib, ranks)
-            engine_kwargs["async_scheduling"] = False  # see `host_kv`
         if engine_kwargs.get("moe_backend") in (None, "auto") and packs_experts(self.model_config.hf_config):
             engine_kwargs["moe_backend"] = "triton"
 

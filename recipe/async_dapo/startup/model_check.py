@@ -23,7 +23,7 @@ _ATTENTION = _MODEL + "override_config.attn_implementation"
 _PACKS = _MODEL + "use_remove_padding"
 _SPLITS = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 _QWEN3_5 = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
-_RUN_ON = {"linear_attention", "conv", "mamba", "recurrent", "hybrid"}  # layers that take a row for one sequence
+RUN_ON = {"linear_attention", "conv", "mamba", "recurrent", "hybrid"}  # layers that take a row for one sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ WRONG_LOG_PROBS: tuple[Rule, ...] = (
     Rule(_SPLITS, lambda it: it.split_over > 1 and not it.is_flash,
          f"only flash attention attends over all ranks of a sequence; set 1, or {_ATTENTION}=flash_attention_2",
          lambda it: it.split_over),
-    Rule(_PACKS, lambda it: it.packs and it.model_type not in _QWEN3_5 and it.layers & _RUN_ON,
+    Rule(_PACKS, lambda it: it.packs and it.model_type not in _QWEN3_5 and it.layers & RUN_ON,
          "the model's linear, convolutional or recurrent layers run on from one packed sequence into the next; set "
          "False"),
     Rule(_PACKS, lambda it: it.packs and it.model_type in _QWEN3_5 and not it.has_fla,
@@ -122,7 +122,6 @@ def check_model(config: DictConfig, model: Any) -> None:
             partial(check_rules, wrong, ModelSetup.of(config, model), config),
             partial(_check_output_layer, config, model),
             partial(_check_adapters, config, model),
-            partial(_check_host_kv, config, model),
             partial(_check_context, config, model),
         ]
     )
@@ -160,17 +159,6 @@ def _check_adapters(config: DictConfig, model: Any) -> None:
         f"adapters of {model.hf_config.model_type}'s vision tower would be trained, and never reach engines; set a "
         "regular expression of its names, such as '.*visual.*'",
     )
-
-
-def _check_host_kv(config: DictConfig, model: Any) -> None:
-    """Blocks of tokens go to host memory; a layer that runs on has one state, of all tokens so far."""
-    if config.async_dapo.host_kv_gib is not None and (found := ModelSetup.of(config, model).layers & _RUN_ON):
-        raise refused(
-            config,
-            "async_dapo.host_kv_gib",
-            f"the model has layers of {', '.join(sorted(found))}, whose state is not kept; set null, and "
-            "async_dapo.rollout_strategy=partial",
-        )
 
 
 def _check_context(config: DictConfig, model: Any) -> None:

@@ -106,7 +106,7 @@ def findings(config: DictConfig) -> Iterator[Finding]:
     config = without(config, unread) if unread else config
     yield from _run(OPTIONS, parse)
     for options in parsed:
-        if not _with_checks():
+        if "checks" not in declared():
             yield Finding(name=FURTHER, note=WARNING + ABSENT)
         with shipped_modules(config):
             for name, check in checks_of(config, options).items():
@@ -137,13 +137,10 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
     """The checks of a run by their names, in order: the core's, and those that extensions put around them."""
     seen = Seen(config=config)
     checks = _essential(config, options, seen)
-    for name in _with_checks():
-        checks = load(name, declared()[name].checks)(checks, config, options, seen)
+    for name, one in declared().items():
+        if one.checks:
+            checks = load(name, one.checks)(checks, config, options, seen)
     return checks
-
-
-def _with_checks() -> list[str]:
-    return [name for name, one in declared().items() if one.checks]
 
 
 def _essential(config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict[str, Check]:

@@ -101,7 +101,6 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path
         custom[CUSTOM_OPTIONS] = {
             "engine_timeout_s": options.engine_timeout_s,
             "delivery_tok": options.delivery_tok,
-            "host_kv_gib": options.host_kv_gib,
             "extensions": list(options.extensions),
             "keeps_weights": False,  # while engines sleep
         }

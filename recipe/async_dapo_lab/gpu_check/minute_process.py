@@ -23,7 +23,6 @@ from verl.plugin.platform import get_platform
 
 from ...async_dapo.config.extensions import load
 from ...async_dapo.config.values import Drafts
-from ...async_dapo.engines.host_kv import transfer_config
 from ...async_dapo.weights.stream import FOLDER_VARIABLE, WeightReceiver, private_handle, with_proof
 from .counted_scheduler import FILE_VARIABLE, CountedAsyncScheduler, CountedScheduler
 from .minute import Facts, MinuteSettings, Notes
@@ -229,8 +228,9 @@ async def fp8(settings: MinuteSettings, notes: Notes) -> None:
 
 async def pressure(settings: MinuteSettings, notes: Notes, key: str) -> None:
     """Requests that fill a small cache: what each step preempts."""
-    host_kv = {"kv_transfer_config": transfer_config(HOST_KV_GIB, 1)} if key.startswith("host_kv") else {}
-    drafts = {}
+    host_kv, drafts = {}, {}
+    if key.startswith("host_kv"):
+        host_kv = {"kv_transfer_config": load("host_kv", "connector.transfer_config")(HOST_KV_GIB, 1)}
     if key == "mtp":
         own_head = load("drafts", "speculative.SPECULATIVE_CONFIGS")[Drafts.MTP] | {
             "num_speculative_tokens": DRAFTED_TOK

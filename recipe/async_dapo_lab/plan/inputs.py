@@ -5,6 +5,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from msgspec import Meta
 
+from ...async_dapo.config.extensions import declared
 from ...async_dapo.config.values import (
     MOST_DRAFT_TOK,
     ConfigError,
@@ -130,7 +131,9 @@ class Inputs:
         if self.kv_cache_dtype != "auto":
             return "an FP8 cache cannot be kept over a weight update"
         model = self._model()
-        return f"{model.name} has layers with a state, which host memory does not keep" if model.has_state else None
+        if model.has_state:
+            return f"{model.name} has layers with a state, which host memory does not keep"
+        return None if "host_kv" in declared() else "extensions/host_kv is not in this copy"
 
     def scenario(self) -> Scenario:
         """

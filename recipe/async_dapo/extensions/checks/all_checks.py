@@ -15,7 +15,7 @@ from .environment import check_environment
 from .folders import check_folders
 from .installed import check_argument_names, check_by_verl
 from .reward import check_reward
-from .weights import check_host_memory, check_weights
+from .weights import check_weights
 
 
 def all_checks(core: dict[str, Check], config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict[str, Check]:
@@ -36,10 +36,9 @@ def all_checks(core: dict[str, Check], config: DictConfig, options: AsyncDAPOCon
         "environment": _warned(partial(check_environment, config)),
         "output folders": _in_turn(core["output folders"], partial(check_folders, config)),
         "model": _in_turn(core["model"], _warned(lambda: check_weights(config, seen.model()))),
-        "host memory": partial(check_host_memory, config),
         "reward function": reward,
     }
-    behind = {"vLLM's arguments": ("verl's own checks", "environment"), "model": ("host memory", "reward function")}
+    behind = {"vLLM's arguments": ("verl's own checks", "environment"), "model": ("reward function",)}
     names = [name for one in core for name in (one, *behind.get(one, ()))]
     return {name: further.get(name) or core[name] for name in names}
 

@@ -1,12 +1,10 @@
-"""Weights that a run would miss once engines are up, and host memory that it would not have."""
+"""Weights that a run would miss once engines are up."""
 
 import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-import torch
 from omegaconf import DictConfig
 from safetensors import safe_open
 
@@ -92,20 +90,3 @@ def _is_of_head(name: str, layers: int) -> bool:
     """Whether a tensor is named after such a head, or is of a layer behind the model's own."""
     layer = _LAYER.match(name)
     return "mtp" in name or (layer is not None and int(layer[1]) >= layers)
-
-
-def check_host_memory(config: DictConfig) -> None:
-    """On this machine, where engines may run on it.
-
-    Raises:
-        ConfigError: naming key, value and remedy.
-    """
-    gib, gpus = config.async_dapo.host_kv_gib, config.trainer.n_gpus_per_node
-    free_gib = psutil.virtual_memory().available / 2**30
-    if gib is not None and gib * gpus > free_gib and (torch.cuda.is_available() or config.trainer.device == "cpu"):
-        raise refused(
-            config,
-            "async_dapo.host_kv_gib",
-            f"for each of the {gpus} GPUs of a node; {free_gib:.0f} GiB of host memory are free here; set at most "
-            f"{free_gib / gpus:.0f}, less what trainer.n_gpus_per_node training workers offload",
-        )

@@ -1,15 +1,11 @@
-"""Weights that a run would miss, and host memory that is not there."""
+"""Weights that a run would miss."""
 
 import json
 import shutil
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.extensions.checks.weights import check_host_memory
 from recipe.async_dapo.startup.preflight import check_all, findings
 
 from ....support.composed_runs import refusal
@@ -50,11 +46,3 @@ def test_given_drafts_by_the_models_own_head_when_the_checkpoint_lacks_it_then_t
     head = weights["model.norm.weight"].clone()
     save_file(weights | {name.format(behind=layers): head}, model / "model.safetensors", metadata={"format": "pt"})
     check_all(run(*drafts))
-
-
-@pytest.mark.parametrize(("gib", "gpus", "fits"), [(7, 8, True), (9, 8, False), (9, 2, True), ("null", 8, True)])
-def test_host_memory_for_kv_that_a_node_does_not_have_is_refused(run, monkeypatch, gib, gpus, fits):
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=64 * 2**30))
-    config = run(f"async_dapo.host_kv_gib={gib}", f"trainer.n_gpus_per_node={gpus}")
-    with nullcontext() if fits else pytest.raises(ConfigError, match=r"host_kv_gib=9: .* 64 GiB .* at most 8, less"):
-        check_host_memory(config)

@@ -28,9 +28,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from recipe.async_dapo.engines.host_kv import transfer_config
+from recipe.async_dapo.extensions.host_kv.connector import transfer_config
 
-from ..support.composed_runs import write_model
+from ....support.composed_runs import write_model
 
 BLOCK_TOK, BLOCKS, REQUESTS, PROMPT_TOK, ANSWER_TOK = 16, 130, 24, 33, 200
 

@@ -1,5 +1,5 @@
 """KV of interrupted requests in host memory: what is copied there. That requests of a real engine go on with it is in
-`test_over_a_weight_update.py`."""
+`test_asleep_and_awake.py`."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -15,8 +15,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
-from recipe.async_dapo.engines import host_kv
-from recipe.async_dapo.engines.host_kv import InterruptedBlocks
+from recipe.async_dapo.extensions.host_kv import connector
+from recipe.async_dapo.extensions.host_kv.connector import InterruptedBlocks
 
 BLOCK_TOK, KV_BLOCKS, MOST = 4, 65, 8
 
@@ -92,7 +92,7 @@ LENGTHS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, MOST), max_s
 def test_what_was_interrupted_last_is_in_host_memory_as_far_as_there_is_room(room, stops, at_once):
     world = Stops(room)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_kv, "_AT_ONCE", at_once)
+        patch.setattr(connector, "_AT_ONCE", at_once)
         for lengths in stops:
             known = {name: world.found(name, length) for name, length in lengths.items()}
             copied = world.copied

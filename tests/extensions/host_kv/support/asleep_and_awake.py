@@ -10,12 +10,12 @@ import pytest
 import torch
 from verl.workers.rollout.replica import TokenOutput
 
-from recipe.async_dapo.engines.host_kv import transfer_config
 from recipe.async_dapo.engines.protocol import MORE
 from recipe.async_dapo.engines.server import AsyncDAPOServer
+from recipe.async_dapo.extensions.host_kv.connector import transfer_config
 
-from .scripted_engine import start_server
-from .waiting_at_a_pause import BLOCK_TOK, ENGINE, PROMPT, AsyncEngineArgs, AsyncLLM, vllms_own
+from ....support.scripted_engine import start_server
+from ....support.waiting_at_a_pause import BLOCK_TOK, ENGINE, PROMPT, AsyncEngineArgs, AsyncLLM, vllms_own
 
 PARAMS = {"logprobs": True, "ignore_eos": True, "temperature": 0}
 LONG_TOK, SHORT_TOK = 900, 2 * BLOCK_TOK
