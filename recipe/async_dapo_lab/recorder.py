@@ -13,7 +13,6 @@ from typing import Any
 from transfer_queue import KVBatchMeta
 
 from ..async_dapo import store
-from ..async_dapo.core.concurrency import PackedSamples
 from ..async_dapo.engines.load_balancer import LoadBalancerStats
 from ..async_dapo.record import keys
 from ..async_dapo.rollout.packed_output import TIMED
@@ -24,6 +23,7 @@ from .report.episodes import Episode
 from .report.health import Hints
 from .report.lengths import length_lines
 from .report.record import LabRecord
+from .report.samples import PackedSamples, SampledLoad
 from .report.timeline import Spans, StepTimeline
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ class LabRecorder(Recorder):
     """Records engines and trainer over time, all lengths and a few answers, and logs hints: with every step, what it
     has collected.
     """
+
+    meter = f"{__package__}.sampling_meter.SamplingMeter"
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +53,7 @@ class LabRecorder(Recorder):
 
     def engines_asked(self, balancer: LoadBalancerStats) -> None:
         for server, load in balancer.loads.items():
-            if load.samples:
+            if isinstance(load, SampledLoad):
                 self._samples[server].append(load.samples)
 
     def validated(self, answers: ValidationAnswers) -> None:

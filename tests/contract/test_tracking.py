@@ -18,7 +18,7 @@ from recipe.async_dapo.record.run_record import RunDescription, read_steps
 from recipe.async_dapo.runtime import logger_variables
 from recipe.async_dapo.runtime.launch import LAUNCH_VARIABLE, note_launch
 from recipe.async_dapo.training import tracking as ours
-from recipe.async_dapo.training.recorder import Recorder, ValidationAnswers, load_recorder
+from recipe.async_dapo.training.recorder import Recorder, ValidationAnswers, recorder_class
 from recipe.async_dapo_lab import recorder as recorder_module
 from recipe.async_dapo_lab.run_files import ANSWERS_FILE, SAMPLES_FILE
 from recipe.async_dapo_lab.train import RECORDER
@@ -84,7 +84,7 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monk
         rollout_pool_size="auto",
         max_staleness=4,
     )
-    recorder = load_recorder(RECORDER)
+    recorder = recorder_class(RECORDER)()
     secret = "ray_kwargs.ray_init.runtime_env.env_vars.KEY=secret"
     monkeypatch.setenv(LAUNCH_VARIABLE, "")  # is restored
     note_launch(["data.seed=1", secret])
@@ -106,7 +106,7 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monk
 
 
 def test_a_validations_answers_to_three_prompts_are_kept_with_its_step(tmp_path):
-    recorder = load_recorder(RECORDER)
+    recorder = recorder_class(RECORDER)()
     recorder.write_to(tmp_path, RunDescription(name="run", system="partial", started_s=0.0))
     prompts = ["a", "a", "bb", "ccc", "dddd"]
     answers = ValidationAnswers(

@@ -3,12 +3,16 @@
 from types import SimpleNamespace
 
 import pytest
+from verl.utils.import_utils import load_class_from_fqn
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-from recipe.async_dapo.core.concurrency import LoadSample
 from recipe.async_dapo.engines import load_meter
 from recipe.async_dapo.engines.load_meter import LoadMeter
+from recipe.async_dapo_lab import sampling_meter
+from recipe.async_dapo_lab.recorder import LabRecorder
+from recipe.async_dapo_lab.report.samples import LoadSample
+from recipe.async_dapo_lab.sampling_meter import SamplingMeter
 
 
 def config(blocks: int = 100):
@@ -81,12 +85,18 @@ def test_given_an_engine_then_the_meter_is_one_of_its_loggers_and_without_statis
 
 
 def test_samples_are_of_all_ranks_together_and_by_the_time_of_day(clock, monkeypatch):
-    monkeypatch.setattr(load_meter, "time", SimpleNamespace(monotonic=lambda: clock.now_s, time=lambda: 5000.0))
-    meter = LoadMeter(config(), [0, 1])
+    monkeypatch.setattr(sampling_meter, "time", SimpleNamespace(monotonic=lambda: clock.now_s, time=lambda: 5000.0))
+    meter = SamplingMeter(config(), [0, 1])
     for now_s, rank, running, waiting, usage in ((1.0, 0, 2, 1, 0.25), (2.0, 1, 4, 0, 0.5), (3.0, 0, 1, 0, 0.125)):
         clock.now_s = now_s
         meter.record(stats(running, usage, waiting=waiting), None, engine_idx=rank)
-    samples = meter.samples().unpack()
-    assert samples == [LoadSample(4998, 2, 1, 0.25), LoadSample(4999, 6, 1, 0.5), LoadSample(5000, 5, 0, 0.5)]
+    load = meter.load_of_round()
+    samples = [LoadSample(4998, 2, 1, 0.25), LoadSample(4999, 6, 1, 0.5), LoadSample(5000, 5, 0, 0.5)]
+    assert load.samples.unpack() == samples and load.request_s == meter.load().request_s == 4
+    assert (load + load).samples is load.samples and (load + load).request_s == 8
     meter.reset()
-    assert meter.samples().unpack() == []
+    assert meter.load_of_round().samples.unpack() == []
+
+
+def test_the_labs_recorder_names_the_meter() -> None:
+    assert load_class_from_fqn(LabRecorder.meter) is SamplingMeter

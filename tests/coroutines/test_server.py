@@ -10,8 +10,11 @@ from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.platforms.interface import DeviceCapability
 
+from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.engines import server as server_module
+from recipe.async_dapo.engines.load_meter import LoadMeter
 from recipe.async_dapo.engines.server import AsyncDAPOServer
+from recipe.async_dapo.weights.stream import CUSTOM_OPTIONS
 
 from ..support.fakes import log_prob_of, token_at
 from ..support.scripted_engine import ScriptedEngine, start_server
@@ -282,6 +285,41 @@ def test_given_an_engine_when_it_starts_then_its_endpoint_is_on_loopback_unless_
     monkeypatch.setattr(server_module.LoadMeter, "attach", lambda engine: None)
     asyncio.run(main())
     assert bound == [listens_on]
+
+
+@pytest.mark.parametrize(("told", "level"), [({}, 2), ({"keeps_weights": False}, 2), ({"keeps_weights": True}, 1)])
+def test_an_engine_keeps_its_weights_when_it_sleeps_if_it_is_told_to(monkeypatch, told, level) -> None:
+    server = start_server(monkeypatch, ScriptedEngine(1))
+    server.config.custom[CUSTOM_OPTIONS] |= told
+    assert server._resolve_sleep_level() == level
+
+
+class CountingMeter(LoadMeter):
+    """Reports how many loads it was asked for."""
+
+    asked = 0
+
+    @classmethod
+    def attach(cls, engine: object) -> "CountingMeter":
+        return cls.__new__(cls)
+
+    def load(self) -> EngineLoad:
+        self.asked += 1
+        return EngineLoad(kv_room_tok=self.asked, max_num_seqs=1)
+
+
+async def test_a_server_attaches_the_meter_that_it_is_told_and_says_at_a_stop_what_that_reports(monkeypatch) -> None:
+    async def run_server(self: vLLMHttpServer, args: object) -> None:
+        pass
+
+    monkeypatch.setattr(vLLMHttpServer, "run_server", run_server)
+    server = start_server(monkeypatch, ScriptedEngine(1))
+    server._server_address, server.replica_rank, server.rollout_mode = "10.0.0.7", 1, RolloutMode.HYBRID
+    server.config.custom[CUSTOM_OPTIONS]["meter"] = f"{__name__}.{CountingMeter.__name__}"
+    server.config.prometheus = SimpleNamespace(enable=False)
+    await server.run_server(None)
+    assert isinstance(server._meter, CountingMeter)
+    assert await server.stop_generation() == EngineLoad(kv_room_tok=1, max_num_seqs=1)
 
 
 class AdaptedEngine(ScriptedEngine):

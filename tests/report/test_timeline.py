@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.concurrency import LoadSample, LoadSamples
+from recipe.async_dapo_lab.report.samples import LoadSample, LoadSamples
 from recipe.async_dapo_lab.report.timeline import StepTimeline, line_of, read_timeline
 from recipe.async_dapo_lab.run_files import BoundedFile
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.engines.load_meter import LoadMeter
 from recipe.async_dapo.engines.protocol import MORE
 from recipe.async_dapo.engines.server import AsyncDAPOServer
+from recipe.async_dapo_lab.sampling_meter import SamplingMeter
 
 from .scripted_engine import start_server
 from .waiting_at_a_pause import BLOCK_TOK, ENGINE, PROMPT, AsyncEngineArgs, AsyncLLM, counts, described, vllms_own
@@ -54,7 +54,7 @@ async def main(model: str) -> dict[str, Any]:
     arguments = ENGINE | {"max_num_seqs": 2, "max_model_len": ROOM_BLOCKS * BLOCK_TOK}
     arguments["num_gpu_blocks_override"] = ROOM_BLOCKS
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **arguments))
-    meter = LoadMeter.attach(engine)
+    meter = SamplingMeter.attach(engine)
     engine.logger_manager.stat_loggers.append(preemptions := Preemptions())
     server = start_server(pytest.MonkeyPatch(), engine, delivery_tok=BLOCK_TOK)
     both = [asyncio.create_task(to_its_end(server, name)) for name in ("first", "second")]

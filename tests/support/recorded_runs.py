@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recipe.async_dapo.core.concurrency import LoadSample
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.record.run_record import RunDescription
 from recipe.async_dapo.training.recorder import Recorder
 from recipe.async_dapo_lab.report.record import LabRecord
+from recipe.async_dapo_lab.report.samples import LoadSample
 from recipe.async_dapo_lab.report.timeline import Span, StepTimeline
 
 ACCURACY = "val-core/math/acc/mean@1"

@@ -1,15 +1,14 @@
 """A scripted engine server, for virtual time and, as `ray.remote(ScriptedServer)`, for real Ray. Imports no verl."""
 
 import asyncio
-from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from recipe.async_dapo.core.concurrency import EngineLoad, PackedSamples
+from recipe.async_dapo.core.concurrency import EngineLoad
 
 from .simulation import REMOTE
 
@@ -122,7 +121,7 @@ class ScriptedServer:
         else:
             await self.abort_requests(stopped)
             await self._idle.wait()
-        return self._load_of_round
+        return self.load
 
     async def allow_generation(self) -> EngineLoad:
         self.generated_tok = 0
@@ -134,7 +133,7 @@ class ScriptedServer:
         return self.load
 
     async def turn_over(self) -> EngineLoad:
-        load = self._load_of_round
+        load = self.load
         self.generated_tok = 0
         return load
 
@@ -153,13 +152,6 @@ class ScriptedServer:
             kv_tok_s=float(self.generated_tok),
             request_s=self.generated_tok * self.token_s,
         )
-
-    @property
-    def _load_of_round(self) -> EngineLoad:
-        """With one sample, of its end."""
-        now_s, running = asyncio.get_running_loop().time(), len(self.running)
-        samples = PackedSamples(array("d", [now_s]), array("i", [running]), array("i", [0]), array("f", [0.0]), 0.0)
-        return replace(self.load, samples=samples)
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         for request_id in request_ids:

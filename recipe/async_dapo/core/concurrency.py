@@ -10,13 +10,11 @@ it back one by one. A slower server gets no less: it ends fewer requests, so few
 Pure state machine behind the load balancer; fed with what engines say of themselves, on answers that are sent anyway.
 """
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .summed import Summed
-
-MOST_SAMPLES = 256  # of a round and an engine
 
 FIRST_SHARE, LEAST_SHARE, MOST_SHARE = 0.85, 0.25, 0.9
 CUT, GROWTH = 0.9, 0.03
@@ -26,73 +24,11 @@ HARDLY_ANY, TOO_MANY = 0.15, 0.35
 BURST = 0.2  # of the requests in flight: so many preemptions alone are no reason to act in mid-round
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSample:
-    """After a step of the engine, all data-parallel ranks together."""
-
-    time_s: float
-    running: int  # requests
-    waiting: int  # requests, in the engine
-    kv: float  # share of the KV cache in use [0-1], of the fullest rank
-
-
-@dataclass(frozen=True, slots=True)
-class PackedSamples:
-    """`LoadSample`s as they ride on the answer to a stop, which has to be quick.
-
-    Attributes:
-        shift_s: from their clock to seconds since the epoch.
-    """
-
-    time_s: array
-    running: array
-    waiting: array
-    kv: array
-    shift_s: float
-
-    def unpack(self) -> list[LoadSample]:
-        columns = zip(self.time_s, self.running, self.waiting, self.kv, strict=True)
-        return [LoadSample(time_s + self.shift_s, *rest) for time_s, *rest in columns]
-
-
-class LoadSamples:
-    """What an engine held over a round, in a bounded number of samples: at first one a step. When there are too many,
-    every second one is dropped, and from then on half as many are taken.
-
-    Args:
-        limit: samples kept at most [count, >= 2].
-    """
-
-    def __init__(self, limit: int = MOST_SAMPLES) -> None:
-        self._limit = limit
-        self._every = 1
-        self._steps = 0
-        self._columns: list[array] = [array(typecode) for typecode in "diif"]
-
-    def is_due(self) -> bool:
-        """Whether this step is to be taken; asked once a step."""
-        self._steps += 1
-        return self._steps % self._every == 0
-
-    def add(self, time_s: float, running: int, waiting: int, kv: float) -> None:
-        for column, value in zip(self._columns, (time_s, running, waiting, kv), strict=True):
-            column.append(value)
-        if len(self._columns[0]) == self._limit:
-            for column in self._columns:
-                del column[::2]
-            self._every *= 2
-
-    def packed(self, *, shift_s: float = 0.0) -> PackedSamples:
-        """In order of time."""
-        time_s, running, waiting, kv = (array(column.typecode, column) for column in self._columns)
-        return PackedSamples(time_s, running, waiting, kv, shift_s)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad(Summed):
     """What a server says of its engine since it was last opened, all data-parallel ranks together."""
 
-    LATEST = ("kv_room_tok", "max_num_seqs", "samples")
+    LATEST: ClassVar[tuple[str, ...]] = ("kv_room_tok", "max_num_seqs")
     LARGEST = ("kv_peak",)
 
     kv_room_tok: int
@@ -104,7 +40,6 @@ class EngineLoad(Summed):
     drafted_tok: int = 0  # that were verified
     accepted_tok: int = 0  # of these, generated so
     request_s: float = 0.0  # time, summed over running requests
-    samples: PackedSamples | None = None  # over the round; on the answer to a stop only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,13 @@
 """What a vLLM engine reports of itself with every step, summed up since the server was last opened."""
 
 import time
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-from ..core.concurrency import EngineLoad, LoadSamples, PackedSamples
+from ..core.concurrency import EngineLoad
 
 
 class Meter(Protocol):
@@ -15,7 +15,7 @@ class Meter(Protocol):
 
     def reset(self) -> None: ...
     def load(self) -> EngineLoad: ...
-    def samples(self) -> PackedSamples | None: ...
+    def load_of_round(self) -> EngineLoad: ...
 
 
 class LoadMeter(AggregateStatLoggerBase):
@@ -36,7 +36,7 @@ class LoadMeter(AggregateStatLoggerBase):
         self.reset()
 
     @classmethod
-    def attach(cls, engine: Any) -> "LoadMeter":
+    def attach(cls, engine: Any) -> Self:
         """To a vLLM engine that has been made."""
         manager = engine.logger_manager
         meter = cls(engine.vllm_config, [0] if manager is None else manager.engine_indexes)
@@ -49,8 +49,6 @@ class LoadMeter(AggregateStatLoggerBase):
         self._kv_peak = self._kv_tok_s = self._request_s = 0.0
         self._preemptions = self._generated_tok = self._drafted_tok = self._accepted_tok = 0
         self._last: dict[int, tuple[float, int, float]] = {}  # rank -> (time, running requests, KV usage)
-        self._waiting: dict[int, int] = {}  # rank -> requests
-        self._samples = LoadSamples()
 
     def record(
         self,
@@ -72,11 +70,6 @@ class LoadMeter(AggregateStatLoggerBase):
         running, usage = scheduler_stats.num_running_reqs, scheduler_stats.kv_cache_usage
         self._last[engine_idx] = now_s, running, usage
         self._kv_peak = max(self._kv_peak, usage)
-        self._waiting[engine_idx] = scheduler_stats.num_waiting_reqs
-        if self._samples.is_due():
-            ranks = self._last.values()
-            held, kv = sum(running for _, running, _ in ranks), max(usage for *_, usage in ranks)
-            self._samples.add(now_s, held, sum(self._waiting.values()), kv)
 
     def log_engine_initialized(self) -> None:
         pass
@@ -94,9 +87,9 @@ class LoadMeter(AggregateStatLoggerBase):
             request_s=self._request_s,
         )
 
-    def samples(self) -> PackedSamples:
-        """Since the server was opened; by the time of day, those of all nodes go together."""
-        return self._samples.packed(shift_s=time.time() - time.monotonic())
+    def load_of_round(self) -> EngineLoad:
+        """As `load`, on the answer to a stop, where a subclass may say more."""
+        return self.load()
 
     def _pass_time(self, rank: int, now_s: float) -> None:
         """Since the rank's last step it has been running what it had after it."""

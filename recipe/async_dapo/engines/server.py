@@ -8,13 +8,14 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn, Self
 
 import psutil
 import ray
 import vllm
+from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.net_utils import is_valid_ipv6_address
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
@@ -198,7 +199,9 @@ class AsyncDAPOServer(vLLMHttpServer):
             await super().run_server(args)
         finally:
             self._server_address = name  # with the port it is the server's name, everywhere
-        self._meter = LoadMeter.attach(self.engine)
+        named = self._own_options.get("meter")
+        meter_class = LoadMeter if named is None else load_class_from_fqn(named, "load meter")
+        self._meter = meter_class.attach(self.engine)
         self.stamp(self.engine)
         if self.replica_rank == 0 and self._own_options:
             logger.info("%s", in_words(self._meter.load().kv_room_tok, self.engine.vllm_config))
@@ -303,9 +306,7 @@ class AsyncDAPOServer(vLLMHttpServer):
             asyncio.get_running_loop().call_soon(self._delivers.set)
 
     def _load_of_round(self) -> EngineLoad | None:
-        if self._meter is None:
-            return None
-        return replace(self._meter.load(), samples=self._meter.samples())
+        return None if self._meter is None else self._meter.load_of_round()
 
     async def _send_back_what_has_not_begun(self) -> None:
         not_begun = [request for request in self._requests.running() if not request.has_begun]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..core.outcome import CauseCounts
 from ..engines.load_balancer import LoadBalancerStats
@@ -42,7 +42,12 @@ class ValidationAnswers:
 class Recorder:
     """One of verl's loggers: `log` is called with the metrics of every step. It writes the run's record, with what
     groups fail of. A subclass takes the rest, which this one lets pass.
+
+    Attributes:
+        meter: class of the engines' load meters, `package.module.Class`: a subclass of `LoadMeter`; None: that itself.
     """
+
+    meter: str | None = None
 
     def __init__(self) -> None:
         self._cause_counts = CauseCounts()
@@ -119,14 +124,14 @@ class Recorder:
         self._is_begun = True
 
 
-def load_recorder(name: str | None) -> Recorder:
+def recorder_class(name: str | None) -> type[Recorder]:
     """
     Args:
         name: of a subclass, `package.module.Class`; None: the class above.
     """
     if name is None:
-        return Recorder()
+        return Recorder
     module, _, class_name = name.rpartition(".")
-    made = getattr(importlib.import_module(module), class_name)()
-    assert isinstance(made, Recorder)
-    return made
+    found = getattr(importlib.import_module(module), class_name)
+    assert issubclass(found, Recorder)
+    return cast(type[Recorder], found)

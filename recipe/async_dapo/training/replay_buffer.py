@@ -34,7 +34,7 @@ from ..rollout.reports import RoundRecord
 from .checkpoints import RolloutState
 from .metrics import round_metrics
 from .observer import Observer
-from .recorder import load_recorder
+from .recorder import recorder_class
 from .source import Loader, Rows, Source
 from .tracking import log_concurrency
 
@@ -138,7 +138,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._over_sampling = self._mix.over_sampling
         self._round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
-        self.recorder = load_recorder(options.recorder)
+        self.recorder = recorder_class(options.recorder)()
         self.withheld_tok = 0  # of the batch in training [tokens]
         self.left_out = 0  # trajectories of a validation that failed [count]
         self.health = PolicyHealth(FIGURES, rejected_share=keys.REJECTED_RATIO, skipped=keys.SKIPPED_UPDATE)

@@ -25,6 +25,7 @@ from ..runtime.shipping import localise
 from ..store import end_queue, queue_watched
 from ..weights.stream import CUSTOM_OPTIONS, sockets_folder
 from .importance_sampling import wire_importance_sampling
+from .recorder import recorder_class
 from .trainer import AsyncDAPOTrainer
 
 MOST_THREADS = 16  # memory is the limit beyond that
@@ -103,6 +104,7 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path
             "delivery_tok": options.delivery_tok,
             "extensions": list(options.extensions),
             "keeps_weights": False,  # while engines sleep
+            "meter": recorder_class(options.recorder).meter,
         }
     for name in chosen(config):
         if declared()[name].wire:

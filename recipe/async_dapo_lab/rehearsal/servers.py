@@ -48,12 +48,12 @@ class ModelMeter:
     def reset(self) -> None:
         self._model.forget_load()
 
-    def samples(self) -> None:
-        """A rehearsal has no timeline."""
-        return
-
     def load(self) -> EngineLoad:
         return self._model.load
+
+    def load_of_round(self) -> EngineLoad:
+        """A rehearsal has no timeline."""
+        return self.load()
 
 
 class ServerHost:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...async_dapo.core.concurrency import LoadSample
 from ...async_dapo.record.run_files import read_lines
+from .samples import LoadSample
 
 _DIGITS = 3
 

@@ -6,7 +6,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ...async_dapo.core.concurrency import LoadSample
 from ...async_dapo.record.run_files import STEPS_FILE
 from ...async_dapo.runtime.logs import log_phase
 from ..run_files import ANSWERS_FILE, REPORT_FILE, SAMPLES_FILE
@@ -14,6 +13,7 @@ from .answers import read_samples
 from .charts import INK, NARROW, SERIES, WIDE, draw
 from .page import Section, page
 from .run import Run
+from .samples import LoadSample
 from .timeline import StepTimeline, read_timeline
 
 logger = logging.getLogger(__name__)
