@@ -20,7 +20,7 @@ _OF_A_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "_temp_dir")
 
 class StruckTaskRunner:
     def run(self, config: DictConfig) -> None:
-        from recipe.async_dapo.store import queue_starts
+        from recipe.async_dapo.data_plane import queue_starts
 
         with queue_starts(config):
             from benchmarks.faults.announcing import struck_trainer

@@ -13,7 +13,7 @@ from transfer_queue.utils.common import get_node_round_robin_scheduling_strategi
 from verl.single_controller.ray.base import RayResourcePool, ResourcePoolManager
 from verl.workers.rollout.replica import RolloutReplica
 
-from recipe.async_dapo import store
+from recipe.async_dapo import data_plane
 from recipe.async_dapo.config.values import ConfigError
 
 from ..support.composed_runs import compose_run
@@ -29,7 +29,7 @@ def test_given_a_head_without_cpus_then_no_storage_is_placed_on_it(monkeypatch) 
     monkeypatch.setattr(ray, "get_actor", _no_such_actor)
     monkeypatch.setattr(tq, "init", started.append)
     backend = {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 4}}
-    store.start_queue(OmegaConf.create({"backend": backend}))
+    data_plane.start_queue(OmegaConf.create({"backend": backend}))
     storage = started[0].backend.SimpleStorage
     places = get_node_round_robin_scheduling_strategies(storage.num_data_storage_units, storage.required_node_resource)
     assert {place.node_id for place in places} == {"b" * 56}
@@ -61,12 +61,12 @@ def test_given_more_storage_units_than_cpus_then_the_run_ends_and_says_how_many_
     storage = config.transfer_queue.backend.SimpleStorage
     if most:
         storage.num_data_storage_units = most
-        store.check_cpus(config)
+        data_plane.check_cpus(config)
     storage.num_data_storage_units = most + 1
     says = f"set at most {most}, or start Ray with more" if most else f"take {2 + 3 * gpus}: start Ray with more"
     says = f"the smallest with {min(cpus)}, .*{says}"
     with pytest.raises(ConfigError, match=rf"SimpleStorage.num_data_storage_units={most + 1}: .*{says}"):
-        store.check_cpus(config)
+        data_plane.check_cpus(config)
 
 
 def test_a_unit_takes_one_cpu_and_a_gpu_as_many_as_are_counted() -> None:

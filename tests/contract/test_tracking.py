@@ -17,7 +17,8 @@ from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, metrics_fil
 from recipe.async_dapo.record.run_record import RunDescription, read_steps
 from recipe.async_dapo.runtime import logger_variables
 from recipe.async_dapo.runtime.launch import LAUNCH_VARIABLE, note_launch
-from recipe.async_dapo.training import tracking as ours
+from recipe.async_dapo.training import loggers as ours
+from recipe.async_dapo.training import tracking as step_lines
 from recipe.async_dapo.training.recorder import Recorder, ValidationAnswers, recorder_class
 from recipe.async_dapo_lab import recorder as recorder_module
 from recipe.async_dapo_lab.run_files import ANSWERS_FILE, SAMPLES_FILE
@@ -70,7 +71,7 @@ def test_a_start_that_died_before_its_first_line_and_one_that_was_killed_in_a_li
 
 def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monkeypatch, capsys):
     said: list[str] = []
-    for module in (ours, recorder_module):
+    for module in (step_lines, recorder_module):
         monkeypatch.setattr(module.logger, "info", lambda text, *values: said.append(text % values if values else text))
     tracking = Tracking("project", "run", ["console"])
     options: Any = SimpleNamespace(

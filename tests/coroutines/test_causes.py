@@ -11,7 +11,7 @@ from recipe.async_dapo.rollout import coordinator as coordinator_module
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.reward import cause_of
 from recipe.async_dapo.rollout.reward_isolation import RewardFunction, RewardProcess, RewardRaised
-from recipe.async_dapo.training.replay_buffer import too_many_failures
+from recipe.async_dapo.training.too_few_groups import too_many_failures
 
 from ..support.rollout_world import outcome_of, rollout, scores
 from ..support.rounds import spec, tickets

@@ -7,13 +7,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recipe.async_dapo.engines import server
-from recipe.async_dapo.engines.server import EngineProcesses
+from recipe.async_dapo.engines import processes
+from recipe.async_dapo.engines.processes import EngineProcesses
 
 
 @pytest.fixture(autouse=True)
 def logs(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(server, "sockets_folder", lambda: tmp_path / "sockets")
+    monkeypatch.setattr(processes, "sockets_folder", lambda: tmp_path / "sockets")
     (tmp_path / "logs").mkdir()
     return tmp_path / "logs"
 

@@ -17,10 +17,10 @@ from ray.exceptions import RayActorError
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.data_plane import queue_watched, start_queue
 from recipe.async_dapo.rollout import manager as manager_module
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
 from recipe.async_dapo.runtime.actor_watch import ActorDied, watched
-from recipe.async_dapo.store import queue_watched, start_queue
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.plain_actors import BrokenWorker, HangingWorker, Worker

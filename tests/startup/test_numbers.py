@@ -8,7 +8,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 from docs.declared import OPTIONS_FILE, declared
-from recipe.async_dapo.config.options import AsyncDAPOConfig, checkpoints_to_keep
+from recipe.async_dapo.config.checkpoint_options import checkpoints_to_keep
+from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, ConfigErrors, alternatives
 from recipe.async_dapo.startup.keys import verls_own
 from recipe.async_dapo.startup.verl_options import MAY_BE_NULL, NODES, NUMBERS, SWITCHES, TEXTS, TYPES, check_types

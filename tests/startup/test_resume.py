@@ -25,8 +25,9 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from recipe.async_dapo import store
 from recipe.async_dapo.calls import SampledTokens, append_tokens
+from recipe.async_dapo.config.checkpoint_options import lasting_options
 from recipe.async_dapo.config.extensions import declared
-from recipe.async_dapo.config.options import AsyncDAPOConfig, lasting_options, longest_trained_tok
+from recipe.async_dapo.config.options import AsyncDAPOConfig, longest_trained_tok
 from recipe.async_dapo.config.values import ConfigError, Placement
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict

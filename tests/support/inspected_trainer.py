@@ -27,8 +27,8 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from recipe.async_dapo import store
 from recipe.async_dapo.config.values import ImportanceSampling
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.data_plane import start_queue
 from recipe.async_dapo.rollout.parking import with_tokens
-from recipe.async_dapo.store import start_queue
 from recipe.async_dapo.training import run as training
 from recipe.async_dapo.training.passes import Compute, Passes
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer

@@ -13,7 +13,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from ..core.leases import server_calls
 from ..runtime.logs import log_phase
-from .server import EngineProcesses
+from .processes import EngineProcesses
 from .server_actor import WATCH, ServerActor
 
 FIRST_SLEEP_TIMES = 5  # as patient: host memory for all weights is pinned then, where they are kept (LoRA)

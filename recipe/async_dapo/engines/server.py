@@ -5,14 +5,10 @@ import inspect
 import logging
 import multiprocessing
 import os
-import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
-import psutil
 import ray
 import vllm
 from verl.utils.import_utils import load_class_from_fqn
@@ -24,76 +20,19 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..core.concurrency import EngineLoad
 from ..core.standstill import STANDSTILL_TIMES, Standstill
-from ..runtime.logs import engine_exception, show_logs
+from ..runtime.logs import show_logs
 from ..runtime.verl_version import check_versions
 from ..weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine
 from ..weights.wire import EngineTypes
 from .engine import RequestTable, RunningRequest, StampingEngine
 from .load_meter import LoadMeter, Meter
+from .processes import EngineProcesses, exception_of
 from .protocol import ABORTED, MORE, UNKNOWN, OutputExtra, counts_of, make_output
 from .routes import watch_routes
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # between two looks at what is left: a zombie that is not reaped would be waited for
-_TAIL_BYTES = 256 * 2**10  # of a log: an exception's record, and what came after it
-
 PAUSE_MODES = ("abort", "hold")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineProcesses:
-    """A server's process and those of its engine: their names in messages, and their end when the server has died
-    without them. With the times of their starts, as ids are used again."""
-
-    node: str
-    pid: int
-    started: tuple[tuple[int, float], ...]  # (process id, time of its start), the server's own first
-
-    @classmethod
-    def of_this_server(cls, node: str) -> Self:
-        """Asked in the server, once its engine runs."""
-        own = psutil.Process()
-        processes = [own, *own.children(recursive=True)]
-        return cls(
-            node=node, pid=os.getpid(), started=tuple((process.pid, process.create_time()) for process in processes)
-        )
-
-    def __str__(self) -> str:
-        return f"node {self.node}, pid {self.pid}"
-
-    def end(self, *, timeout_s: float) -> str | None:
-        """Kill those that still run; called on their node. An engine outlives a server that was killed, and keeps its
-        accelerator memory, which training needs.
-
-        Args:
-            timeout_s: for the kernel to take them down, their accelerator memory included [s].
-
-        Returns:
-            The exception that the engine died of; None if it died of something else.
-
-        Raises:
-            TimeoutError: when some still run then.
-        """
-        deadline = time.monotonic() + timeout_s
-        while running := [process for pid, since in self.started if (process := _find(pid, since)) is not None]:
-            if (left_s := deadline - time.monotonic()) <= 0:
-                pids = ", ".join(str(process.pid) for process in running)
-                raise TimeoutError(f"engine processes {pids} on node {self.node} run on {timeout_s} s after their kill")
-            for process in running:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(running, timeout=min(left_s, _LOOK_S))
-        return _exception_of(self.pid)
-
-
-def _exception_of(pid: int) -> str | None:
-    """What ended the engine of a server, by Ray's log of that process on this node; None if it was no exception."""
-    for log in (sockets_folder().parent / "logs").glob(f"worker-*-{pid}.out"):
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            return engine_exception(file.read().decode(errors="replace"))
-    return None
 
 
 def in_words(kv_room_tok: int, config: Any) -> str:
@@ -118,16 +57,6 @@ def packs_experts(hf_config: Any) -> bool:
     text, names = hf_config.get_text_config(), ("num_experts", "n_routed_experts", "num_local_experts")
     capability = current_platform.get_device_capability()
     return bool(capability) and capability.major >= 10 and any(getattr(text, name, None) for name in names)
-
-
-def _find(pid: int, started: float) -> psutil.Process | None:
-    """The process, if it still runs."""
-    try:
-        process = psutil.Process(pid)
-        is_same = process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE
-        return process if is_same else None
-    except psutil.NoSuchProcess:
-        return None
 
 
 class AsyncDAPOServer(vLLMHttpServer):
@@ -170,7 +99,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         try:
             await super().launch_server(*args, **kwargs)
         except RuntimeError as error:  # vLLM's says no more than that its processes have failed
-            if (cause := _exception_of(os.getpid())) is None:
+            if (cause := exception_of(os.getpid())) is None:
                 raise
             raise RuntimeError(f"the engine could not start: {cause}") from error
 

@@ -21,12 +21,12 @@ from ..core.outcome import Verdict
 from ..core.round import GroupEvent, RoundSpec
 from ..core.round_groups import WaitingGroup
 from ..core.trajectory import PromptGroup, Trajectory
+from ..data_plane import join_queue
 from ..engines.client import AsyncDAPOLLMClient
 from ..runtime.aio import Gathered
 from ..runtime.logs import show_logs
 from ..runtime.shipping import localise
 from ..runtime.verl_version import check_versions
-from ..store import join_queue
 from .agent_loops import AgentLoopFactory, Calls, Loops
 from .codec import check_shown, codec
 from .group_rollout import GroupRollout, leaves

@@ -25,8 +25,8 @@ from datasets import Dataset
 from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopOutput
 
+from ..config.checkpoint_options import checkpoints_to_keep
 from ..config.extensions import AGENTS
-from ..config.options import checkpoints_to_keep
 from ..core.concurrency import ConcurrencyState
 from ..core.journal import Call
 from ..core.over_sampling import LengthsEnded, OverSamplingState

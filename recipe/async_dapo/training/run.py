@@ -15,6 +15,7 @@ from verl.utils.logging_utils import configure_verl_logging
 from ..config.extensions import chosen, declared, load
 from ..config.options import AsyncDAPOConfig, num_engines
 from ..core.leases import server_calls
+from ..data_plane import end_queue, queue_watched
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import AsyncDAPOReplica, register_replica
 from ..rollout.manager import AsyncDAPOAgentLoopManager
@@ -22,7 +23,6 @@ from ..rollout.reward_isolation import isolate_reward
 from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase, show_logs
 from ..runtime.shipping import localise
-from ..store import end_queue, queue_watched
 from ..weights.stream import CUSTOM_OPTIONS, sockets_folder
 from .importance_sampling import wire_importance_sampling
 from .recorder import recorder_class

@@ -8,7 +8,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from .. import store
-from ..config.options import lasting_options, longest_trained_tok
+from ..config.checkpoint_options import lasting_options
+from ..config.options import longest_trained_tok
 from ..config.values import ConfigError
 from ..core.ledger import LedgerError
 from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, absent_ranks, read_complete, read_pool, saving

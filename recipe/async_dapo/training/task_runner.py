@@ -15,7 +15,7 @@ class AsyncDAPOTaskRunner:
         show_logs()
         log_phase("Ray is up; importing vLLM and the trainer")
         check_versions()
-        from ..store import check_cpus, queue_starts
+        from ..data_plane import check_cpus, queue_starts
 
         check_cpus(config)
         with contained():  # data sets, samplers and loggers of the user's run here

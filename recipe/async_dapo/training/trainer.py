@@ -63,13 +63,13 @@ from ..runtime.logs import log_phase
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from .checkpoints import KeptCheckpoints, prompts_in_words
 from .engine_manager import EngineManager
+from .loggers import extend, keep_metrics_file
 from .metrics import fields_to_average, update_metrics
 from .mini_batches import balance_updates, fixed_micro_batch, updates_of
 from .passes import Passes, leave_all_out
 from .recorder import ValidationAnswers
 from .replay_buffer import RoundReplayBuffer
 from .run_checkpoints import restore_run, save_run
-from .tracking import extend, keep_metrics_file
 from .training_rows import TrainingRows, fresh_groups
 
 logger = logging.getLogger(__name__)

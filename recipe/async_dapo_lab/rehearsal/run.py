@@ -56,7 +56,7 @@ class RehearsalTaskRunner:
     """The actor that trains."""
 
     def run(self, config: DictConfig) -> None:
-        from ...async_dapo.store import queue_starts
+        from ...async_dapo.data_plane import queue_starts
 
         with queue_starts(config):
             from ...async_dapo.training.run import train

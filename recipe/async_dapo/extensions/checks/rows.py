@@ -6,7 +6,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from ...config.options import checkpoints_to_keep
+from ...config.checkpoint_options import checkpoints_to_keep
 from ...config.values import ImportanceSampling, Rule
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
