@@ -12,9 +12,7 @@ from ...startup.model_check import RUN_ON, ModelSetup
 from ...startup.preflight import Check, Seen
 
 
-def with_checks(
-    checks: dict[str, Check], config: DictConfig, options: AsyncDAPOConfig, seen: Seen
-) -> dict[str, Check]:
+def with_checks(checks: dict[str, Check], config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict[str, Check]:
     """Those of the run, and one more where KV goes to host memory."""
     if options.host_kv_gib is None:
         return checks
