@@ -158,7 +158,7 @@ def test_given_a_full_disk_when_a_checkpoint_is_written_then_the_error_ends_with
     trainer.global_steps, trainer.train_dataset, trainer._model = 8, None, None
     trainer._checkpoints = kept(tmp_path, None)
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: write())
-    trainer.replay_buffer = SimpleNamespace(state=lambda: SimpleNamespace(extensions={}))
+    trainer.replay_buffer = SimpleNamespace(state=lambda: SimpleNamespace(needed_extensions=()))
     monkeypatch.setattr(run_checkpoints, "to_frames", lambda state: [])
     monkeypatch.setattr(run_checkpoints, "lasting_options", lambda config: {})
     with pytest.raises(RuntimeError) as raised:
