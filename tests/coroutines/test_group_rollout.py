@@ -100,7 +100,8 @@ def test_given_extra_fields_nested_too_deep_then_their_trajectory_fails_and_the_
 
 async def test_given_validation_when_trajectories_fail_then_the_others_are_kept() -> None:
     held, broken = group(), breaking(None, KeyError("refused"))
-    outcome = await outcome_of(rollout(broken, scores(0.0, ValueError("broken"), 0.0), keeps_failures=True), held)
+    slow = scores(0.0, ValueError("broken"), 0.0, takes_s=10.0)  # its failure is the second one
+    outcome = await outcome_of(rollout(broken, slow, keeps_failures=True), held)
     assert outcome.verdict is Verdict.VALID
     assert [trajectory.is_finished for trajectory in held.trajectories].count(True) == 2
     assert outcome.failed == 2 and outcome.reason == "generation_error"
