@@ -17,7 +17,9 @@ ADDEND = 4
 
 @ToolParser.register("working")
 class WorkingParser(ToolParser):
-    """Takes a working for a call of the first tool: with its last number, and where two are asked for, the addend."""
+    """Takes a working for a call of a tool, which its last digit chooses where there are several: with its last number,
+    and where two are asked for, the addend.
+    """
 
     async def extract_tool_calls(
         self, responses_ids: list[int], tools: list[OpenAIFunctionToolSchema] | None = None
@@ -27,7 +29,7 @@ class WorkingParser(ToolParser):
         if not steps or not tools:
             return text, []
         units, tens = steps[-1]
-        function = tools[0].function
+        function = tools[int(units) % len(tools)].function
         arguments = dict(zip(function.parameters.required, (int(tens + units), ADDEND), strict=False))
         return text, [FunctionCall(name=function.name, arguments=json.dumps(arguments))]
 

@@ -19,6 +19,7 @@ from ..async_dapo.rollout.packed_output import TIMED
 from ..async_dapo.rollout.reports import RoundRecord
 from ..async_dapo.training.recorder import Recorder, ValidationAnswers
 from .report.answers import sampled
+from .report.calls import call_line
 from .report.episodes import Episode
 from .report.health import Hints
 from .report.lengths import length_lines
@@ -45,11 +46,16 @@ class LabRecorder(Recorder):
         self._lengths: list[Mapping[str, Any]] = []
         self._answers: list[Mapping[str, Any]] = []
         self._episodes: list[Mapping[str, Any]] = []
+        self._calls: list[Mapping[str, Any]] = []
+        self._waiting_for_calls: list[tuple[float, int]] = []
         self._record: LabRecord | None = None
 
     def round_closed(self, step: int, record: RoundRecord) -> None:
         super().round_closed(step, record)
         self._lengths += length_lines(step, record.summary.outcomes)
+        self._waiting_for_calls += record.summary.waiting_for_calls
+        if (calls := call_line(step, record.workers.counts.of_calls)) is not None:
+            self._calls.append(calls)
 
     def engines_asked(self, balancer: LoadBalancerStats) -> None:
         for server, load in balancer.loads.items():
@@ -76,15 +82,17 @@ class LabRecorder(Recorder):
         taken, (lengths, self._lengths) = self._take_timeline(), (self._lengths, [])
         answers, self._answers = self._answers, []
         episodes, self._episodes = self._episodes, []
+        calls, self._calls = self._calls, []
         if self._record is not None:
-            self._record.add(step, taken, lengths=lengths, answers=answers, episodes=episodes)
+            self._record.add(step, taken, lengths=lengths, answers=answers, episodes=episodes, calls=calls)
         if keys.STEP_S in data and (hint := self._hints.of_step(step, data)) is not None:
             logger.info("step %d: hint: %s", step, hint)
 
     def _take_timeline(self) -> StepTimeline:
         engines = {server: [one for part in parts for one in part.unpack()] for server, parts in self._samples.items()}
         self._samples.clear()
-        return StepTimeline(spans=self._spans.take(), engines=engines)
+        waiting, self._waiting_for_calls = self._waiting_for_calls, []
+        return StepTimeline(spans=self._spans.take(), engines=engines, waiting_for_calls=waiting)
 
 
 def _episodes(step: int, batch: KVBatchMeta) -> Iterator[Episode]:

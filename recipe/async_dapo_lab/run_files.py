@@ -10,6 +10,7 @@ from ..async_dapo.record.run_files import read_lines
 LENGTHS_FILE = "lengths.jsonl"  # of responses, a line a group
 SAMPLES_FILE = "timeline.jsonl"  # engines over time, a line a step
 ANSWERS_FILE = "answers.jsonl"  # of validations, a few
+CALLS_FILE = "calls.jsonl"  # of tools, by their names, a line a step
 EPISODES_FILE = "episodes.jsonl"  # trained trajectories, a group a step
 REPORT_FILE = "report.html"
 

@@ -134,6 +134,24 @@ def test_messages_in_the_troubleshooting_are_those_of_the_code() -> None:
     assert not [message for message in rows if message not in messages()]
 
 
+def test_the_readme_is_read_in_a_few_minutes_and_has_its_parts_in_the_order_that_a_reader_needs() -> None:
+    text = re.sub(r"<!--.*?-->", "", page("README.md").text)
+    words = re.sub(r"\]\([^)]*\)", "]", text).split()
+    assert sum(bool(re.search(r"\w", word)) for word in words) <= 900
+    rules = re.findall(r"^\|[-| ]+\|$", text, re.MULTILINE)
+    assert rules and all(rule.count("|") <= 5 for rule in rules), "a table of more than four columns"
+    parts = [
+        "A recipe for verl",
+        "![Engines over time",
+        "**Not done yet:**",
+        "git clone",
+        "Take it when",
+        "Leave it when",
+    ]
+    places = [text.index(part) for part in [*parts, "| Simulated cluster and job |"]]
+    assert places == sorted(places)
+
+
 def test_every_page_is_on_the_list_of_pages() -> None:
     listed = set(re.findall(r"\]\(([^)#]+)", page("docs/README.md").text))
     pages = {name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")}

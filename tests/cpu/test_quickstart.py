@@ -174,11 +174,15 @@ def test_given_a_hanging_run_when_a_limit_passes_then_it_is_ended_with_the_limit
     assert limit in done.stdout
 
 
-def test_given_ctrl_c_when_a_run_goes_on_then_it_is_ended_with_a_report_and_what_the_training_says_last(tmp_path):
+def test_given_ctrl_c_when_a_run_goes_on_then_it_is_ended_with_a_report_and_its_last_step_is_told(tmp_path):
     line = {"step": 1, "time_s": 1.0, "data": step_data(), "causes": {}}
+    ends = {"step": 2, "data": step_data()}
     code = f"""{TRAIN}
 import signal
-signal.signal(signal.SIGTERM, lambda *_: sys.exit("async_dapo: interrupted; go on with this"))
+def end(*_):
+    open("run/metrics.jsonl", "a").write({json.dumps(ends) + chr(10)!r})  # a step that ends meanwhile
+    sys.exit("async_dapo: interrupted; go on with this")
+signal.signal(signal.SIGTERM, end)
 open("run/steps.jsonl", "w").write({json.dumps(line) + chr(10)!r})
 print(os.getpid(), file=open('pid', 'w'), flush=True)
 os.rename('pid', 'started')
@@ -203,7 +207,8 @@ time.sleep(600)
     assert "interrupted; everything it started is being ended: up to half a minute" in output
     report = tmp_path / "run" / "report.html"
     assert report.exists()
-    ended, told, again = output.splitlines()[-3:]
+    last, ended, told, again = output.splitlines()[-4:]
+    assert last.startswith("step 2/"), "the last step that was trained"
     assert (ended, told) == ("interrupted; everything it started has been ended", f"report: {report}")
     assert again.startswith("no checkpoint is complete; from the first step again: ") and "--output run" in again
     assert not psutil.pid_exists(int((tmp_path / "started").read_text()))

@@ -2,12 +2,18 @@
 `test_two_nodes.py`.
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from recipe.async_dapo_lab.report.calls import read_calls
+from recipe.async_dapo_lab.report.write import write_report
+from recipe.async_dapo_lab.run_files import CALLS_FILE
+from recipe.async_dapo_lab.train import RECORDER
 
 from ..support.harness import ROOT, ledger_closes, overrides_of, train
 from .test_two_nodes import EXAMPLES
@@ -40,6 +46,30 @@ def test_given_the_examples_of_a_judge_and_tools_when_trained_then_its_verdicts_
     assert all(turns > 2 for turns in run.metric("num_turns/mean")), "no tool was called"
 
 
+@pytest.mark.nightly
+def test_given_two_tools_over_http_of_which_one_is_broken_then_each_step_and_the_report_name_it(
+    assets, tmp_path, monkeypatch
+):
+    command = [sys.executable, str(ROOT / "examples" / "http_tools" / "service.py"), "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        monkeypatch.setenv("TOOLS_SERVICE", service.stdout.readline().split()[1])
+        overrides = [word.replace("=examples/", f"={ROOT}/examples/") for word in overrides_of("http_tools")]
+        overrides += [f"async_dapo.report_dir={tmp_path}/record", f"async_dapo.recorder={RECORDER}"]
+        run = train(assets, tmp_path / "run", steps=STEPS, strategy="partial", overrides=overrides)
+        service.terminate()
+    assert len(run.steps) == STEPS and sum(run.metric("async_dapo/failure/groups")) == 0
+    calls = read_calls(tmp_path / "record" / CALLS_FILE)
+    assert set(calls) == {"add", "look_up"}
+    assert calls["add"].failed == 0 < calls["add"].median_s <= calls["add"].longest_s
+    assert calls["look_up"].failed == calls["look_up"].calls > 0
+    log = (run.folder / "train.log").read_text()
+    assert "a call of look_up failed, and its agent loop is told so: ClientResponseError(" in log
+    lines = re.findall(r"step \d+.* \(rollout .*", log)
+    assert len(lines) == STEPS and all("calls failed" in line for line in lines)
+    assert "<tr><th>look_up</th>" in write_report([tmp_path / "record"]).read_text()
+
+
 def test_every_example_is_trained_on() -> None:
     folders = {path.name for path in Path(ROOT, "examples").iterdir() if (path / "train.sh").exists()}
-    assert folders == {*EXAMPLES, "judged_reward", "agent_program"}, "the last with its extension's tests"
+    assert folders == {*EXAMPLES, "judged_reward", "http_tools", "agent_program"}, "the last with its extension's tests"

@@ -3,12 +3,15 @@
 import contextlib
 import io
 import json
+import re
 
 import pytest
 
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo_lab.plan import recommend
 from recipe.async_dapo_lab.plan.__main__ import main
+from recipe.async_dapo_lab.plan.candidates import baselines
+from recipe.async_dapo_lab.plan.sweep import sweep
 from recipe.async_dapo_lab.plan.systems import System
 
 from ..support.plan_settings import small_scenario
@@ -38,6 +41,32 @@ def plan(tmp_path_factory):
         patched.setattr(recommend, "MOST_LENGTH_BIAS", 1.0)  # of few steps
         assert main(small("--json", str(path))) == 0
     return json.loads(path.read_text()), printed.getvalue()
+
+
+def test_it_says_how_long_it_takes_and_a_first_answer_comes_early_with_rows_that_stay(plan):
+    document, printed = plan
+    lines = printed.splitlines()
+    [takes] = [place for place, line in enumerate(lines) if "rows take about" in line]
+    [first] = [place for place, line in enumerate(lines) if line.startswith("first answer, seconds of a step: ")]
+    [table] = [place for place, line in enumerate(lines) if line.lstrip(" *").startswith("verl sync ")]
+    assert takes < first < table and lines[takes].endswith(" on 1 free core; a first answer comes before")
+    said = dict(re.findall(r"([a-z_ ]+?) (\d+) s[,.]", lines[first].partition(": ")[2]))
+    names = {"verl sync", "verl colocate_async", "partial first_completed auto"}
+    assert {name.strip() for name in said} == names
+    for row in document["rows"]:
+        if row["system"] in names:
+            assert f"{row['system']} {row['step_s']:.0f} s" in lines[first]
+
+
+def test_the_first_answer_is_simulated_first_and_changes_no_row():
+    scenario = small_scenario()
+    candidates = baselines(scenario)[:3]
+    order: list[str] = []
+    told = {"on_row": lambda candidate, mean: order.append(candidate.system.name), "steps": 1, "warmup": 0}
+    urgent = sweep(scenario, candidates, is_urgent=lambda one: one is candidates[2], **told)
+    names = [one.system.name for one in candidates]
+    assert order == [names[2], *names[:2]] and [row.candidate for row in urgent] == candidates
+    assert urgent == sweep(scenario, candidates, steps=1, warmup=0)
 
 
 @pytest.mark.slow

@@ -3,14 +3,19 @@
 import json
 from itertools import combinations
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.record.checkpoint_folder import saving
+from recipe.async_dapo.record.run_record import RunDescription
+from recipe.async_dapo.training.recorder import ValidationAnswers
 from recipe.async_dapo_lab.evaluate.figures import best_of, by_source, figures, joined, read_dump, shortened, table
+from recipe.async_dapo_lab.evaluate.recorder import KEPT_FILE, EvaluationRecorder
 from recipe.async_dapo_lab.evaluate.subject import Subject
 from recipe.async_dapo_lab.saved_run import SavedRun
 
@@ -35,7 +40,10 @@ def test_answers_are_those_of_the_last_outputs_with_sources_and_lengths_and_what
         line("a_1", 1, place=1, output="answers", acc=1.0, score=1.0),
         line("b", 1, acc="right", score=1.0),
     ]
-    kept = {"sources": {"a_1": "math", "b": "code"}, "lengths_tok": {"a_1": [3, 5], "b": [9, 7], "lost": [1, 1]}}
+    kept = {
+        "sources": {"a_1": "math", "b": "code", "lost": "code", "alone": "logic"},
+        "lengths_tok": {"a_1": [3, 5], "b": [9, 7], "lost": [1, 1]},
+    }
     answers = joined(dump, kept["sources"], kept["lengths_tok"])
     assert [(one.uid, one.text, one.value, one.length_tok) for one in answers] == [
         ("a_1", "said", 1.0, 3),
@@ -47,8 +55,26 @@ def test_answers_are_those_of_the_last_outputs_with_sources_and_lengths_and_what
     assert found["mean@2"] == pytest.approx((1 + 0.5 + 0) / 3) and found["pass@2"] == pytest.approx(2 / 3)
     assert found["length_tok"] == {"mean": 5, "median": 5, "p99": 7, "max": 7}
     assert found["cut_share"] == pytest.approx(1 / 3)
-    own = by_source(answers, samples=2)
-    assert own["math"]["mean@2"] == 1 and own["code"]["mean@2"] == 0.5
+    own = by_source(answers, kept["sources"], samples=2)
+    assert own["math"]["mean@2"] == 1 and own["code"]["mean@2"] == pytest.approx(0.25)
+    assert own["logic"] == {"prompts": 1, "samples": 2, "failed": 2, "mean@2": 0, "pass@2": 0}
+    of_sources = [fields["prompts"] * fields["mean@2"] for fields in own.values()]
+    everything = figures(answers, samples=2, prompts=len(kept["sources"]))
+    assert sum(of_sources) / len(kept["sources"]) == pytest.approx(everything["mean@2"])
+
+
+def test_what_is_kept_has_the_source_of_prompts_whose_every_answer_failed(tmp_path):
+    failed, answered = (
+        GroupOutcome(prompt_uid=uid, verdict=Verdict.VALID, source=source, response_lens_tok=(3,))
+        for uid, source in (("lost", "code"), ("a", ""))
+    )
+    recorder = EvaluationRecorder()
+    recorder.write_to(tmp_path, RunDescription(name="run", system="", started_s=0.0))
+    recorder.validation_closed(SimpleNamespace(summary=SimpleNamespace(outcomes=[failed, answered]), balancer=None))
+    recorder.validated(ValidationAnswers(uids=["a"], sources=["unknown"], prompts=[""], texts=[""], scores=[1.0]))
+    recorder.log({"val-core/unknown/acc/mean@1": 1.0}, 0)
+    kept = json.loads((tmp_path / KEPT_FILE).read_text())
+    assert kept == {"sources": {"lost": "code", "a": "unknown"}, "lengths_tok": {"lost": [3], "a": [3]}}
 
 
 def test_an_answer_with_a_line_separator_is_one_answer(tmp_path):

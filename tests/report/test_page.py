@@ -1,6 +1,7 @@
 """The report: one valid HTML file with every figure, in words first, and nothing from elsewhere."""
 
 import logging
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from recipe.async_dapo_lab.report.__main__ import main
 from recipe.async_dapo_lab.report.headline import headline
 from recipe.async_dapo_lab.report.run import Run
-from recipe.async_dapo_lab.report.write import report_the_end, write_report
+from recipe.async_dapo_lab.report.write import report_the_end, with_gaps, write_report
 
 from ..support.recorded_runs import write_recipe_run, write_verl_run
 
@@ -90,6 +91,24 @@ def test_the_ledger_adds_up_and_failures_are_told_with_their_cause(both: tuple[P
     assert "768 + 360 + 24 + 0 + 0 + 48 = 1200</p>" in text
     assert "KeyError(&#x27;acc&#x27;) at &lt;reward&gt;.py:12</th><td>26</td>" in text
     assert "async_dapo/failure/groups is 2 (healthy: 0)" in text
+
+
+def test_each_tool_has_a_row_whatever_it_is_called(text: str) -> None:
+    assert "<th>name</th><th>calls</th><th>failed</th><th>median [s]</th><th>longest [s]</th>" in text
+    rows = (
+        ("search", "26", "0", "1.95", "8"),
+        ("&#x27;&lt;b&gt;shell&lt;/b&gt;\\n\\ud800&#x27;", "13", "13 (100 %)", "", ""),
+    )
+    for name, *cells in rows:
+        assert f"<tr><th>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" in text
+
+
+def test_engines_that_did_not_step_have_a_gap_and_what_waited_for_calls_has_a_line(text: str) -> None:
+    assert "responses that wait for calls of tools" in text
+    xs, ys = with_gaps([(0.0, 5.0), (0.1, 4.0), (0.2, 3.0), (9.0, 2.0), (9.1, 1.0)])
+    assert xs[3] == pytest.approx(4.6) and math.isnan(ys[3]) and [*ys[:3], *ys[4:]] == [5.0, 4.0, 3.0, 2.0, 1.0]
+    assert with_gaps([(0.0, 1.0), (4.0, 2.0), (8.0, 3.0)]) == ([0.0, 4.0, 8.0], [1.0, 2.0, 3.0]), "each step took 4 s"
+    assert with_gaps([]) == ([], [])
 
 
 def test_each_source_of_a_mix_has_a_row_with_its_shares(text: str) -> None:

@@ -22,16 +22,18 @@ from ..support.composed_runs import refusal, row, rows, write_lines, write_parqu
 LONGEST_PROMPT = 24
 
 
-def seen_in(config: DictConfig) -> tuple[list[dict], str]:
-    return check_data(config, AsyncDAPOConfig.from_hydra(config), Prompts(config, load_by_verl(config)))
-
-
 def check(config: DictConfig) -> list[dict]:
     return seen_in(config)[0]
 
 
 def left_out(config: DictConfig) -> str:
     return seen_in(config)[1]
+
+
+def seen_in(config: DictConfig) -> tuple[list[dict], str]:
+    found: dict[str, dict] = {}
+    told = check_data(config, AsyncDAPOConfig.from_hydra(config), Prompts(config, load_by_verl(config)), found)
+    return list(found.values()), told
 
 
 IMAGE = [{"role": "user", "content": [{"type": "image"}]}]

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recipe.async_dapo.core.call_figures import CallFigures
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.record.run_record import RunDescription
 from recipe.async_dapo.training.recorder import Recorder
+from recipe.async_dapo_lab.report.calls import call_line
 from recipe.async_dapo_lab.report.record import LabRecord
 from recipe.async_dapo_lab.report.samples import LoadSample
 from recipe.async_dapo_lab.report.timeline import Span, StepTimeline
@@ -65,6 +67,12 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
     }
 
 
+CALLS = {
+    "search": CallFigures.of(2.0, is_failed=False) + CallFigures.of(8.0, is_failed=False),
+    "<b>shell</b>\n\ud800": CallFigures.of(0.0, is_failed=True),
+}
+
+
 class ScriptedRecorder(Recorder):
     """Steps of 40 s, each with 28 s of rollout on two engines; writes what the lab's recorder does."""
 
@@ -81,14 +89,19 @@ class ScriptedRecorder(Recorder):
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         super().log(data, step)
-        self.record.add(step, self.take_timeline(), lengths=[{"step": step}])
+        calls = call_line(step, CALLS)
+        assert calls is not None
+        self.record.add(step, self.take_timeline(), lengths=[{"step": step}], calls=[calls])
 
     def take_timeline(self) -> StepTimeline:
         began_s, self.began_s = self.began_s, self.began_s + 40.0
         spans = [Span("rollout", began_s, began_s + 28), Span("training", began_s + 28, began_s + 38)]
         spans.append(Span("weights", began_s + 38, began_s + 40))
         samples = [LoadSample(began_s + second, 64 - 2 * second, max(0, 9 - second), 0.5) for second in range(28)]
-        return StepTimeline(spans=spans, engines={"server-0": samples, "server-1": samples[:20]})
+        samples[10:15] = []  # it has not stepped: all that it had waited for calls
+        waiting = [(began_s, 0), (began_s + 8, 40), (began_s + 15, 3)]
+        engines = {"server-0": samples, "server-1": samples[:20]}
+        return StepTimeline(spans=spans, engines=engines, waiting_for_calls=waiting)
 
 
 def recorder_of(folder: Path, causes: dict[str, int] | None = None) -> ScriptedRecorder:

@@ -90,6 +90,7 @@ class RoundSummary(Summed):
     never_started: tuple[str, ...] = ()
     taken_unreported: tuple[str, ...] = ()  # started, and neither ended nor set aside: interrupted
     waiting_for_calls_max: int = 0  # trajectories at once
+    waiting_for_calls: tuple[tuple[float, int], ...] = ()  # over time [s since the epoch], from each time on
     handed_over: tuple[str, ...] = ()  # to be trained on, of a round that goes on
     under_way: int = 0  # groups that wait and run there
     stop_latency_s: float = 0.0  # from the report that met the stop rule until every engine was idle
@@ -209,6 +210,11 @@ class Round:
                 self._groups.note_in_calls(uid, 1)
             case GroupEvent.GOES_ON:
                 self._groups.note_in_calls(uid, -1)
+
+    @property
+    def in_calls(self) -> int:
+        """Trajectories that wait for calls now."""
+        return self._groups.in_calls
 
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended. A second report of a group is ignored."""

@@ -87,7 +87,7 @@ class RoundGroups:
         self._order = count()
         self._num: Counter[tuple[GroupState, str]] = Counter()  # by part
         self._certain: Counter[str] = Counter()
-        self._unfinished = self._in_calls = 0  # trajectories of running groups
+        self._unfinished = self.in_calls = 0  # trajectories of running groups
         self.in_calls_max = 0  # most that waited for calls at once [trajectories]
 
     def __contains__(self, uid: str) -> bool:
@@ -112,7 +112,7 @@ class RoundGroups:
     @property
     def has_capacity(self) -> bool:
         """Whether another group may start."""
-        generate = self._unfinished - self._in_calls
+        generate = self._unfinished - self.in_calls
         is_open = self._pool_size is None or generate < self._pool_size
         return is_open and (self._most_unfinished is None or self._unfinished < self._most_unfinished)
 
@@ -166,12 +166,12 @@ class RoundGroups:
         """Add to the number of a running group's trajectories that wait for calls: others may run in their stead."""
         if uid in self:
             self._entries[uid].in_calls += change
-            self._in_calls += change
-            self.in_calls_max = max(self.in_calls_max, self._in_calls)
+            self.in_calls += change
+            self.in_calls_max = max(self.in_calls_max, self.in_calls)
 
     def forget_in_calls_max(self) -> None:
         """Look for the most that wait for calls at once from now on."""
-        self.in_calls_max = self._in_calls
+        self.in_calls_max = self.in_calls
 
     def mark_certain(self, uid: str) -> None:
         """A running group is sure to be valid."""
@@ -184,7 +184,7 @@ class RoundGroups:
         entry = self._entries.pop(uid)
         self._num[GroupState.RUNNING, entry.part] -= 1
         self._unfinished -= entry.unfinished
-        self._in_calls -= entry.in_calls
+        self.in_calls -= entry.in_calls
         self._certain[entry.part] -= entry.is_certain
 
     def _next_line(self, worker: int, startable: Startable) -> _Line | None:

@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from .call_figures import CallFigures
 from .journal import Call
 from .routes import Routes
 from .summed import Summed
@@ -263,6 +264,18 @@ class RoundCounts(Summed):
     reprefilled_tok: int = 0  # of the contexts of continued requests, without those found
     found_tok: int = 0  # of these contexts, in a cache
     of_loops: dict[str, float] = field(default_factory=dict)  # what agent loops have counted, by metric
+    of_calls: dict[str, CallFigures] = field(default_factory=dict)  # by name; those that were answered
+
+    def answer_call(self, name: str, seconds: float, *, is_failed: bool) -> None:
+        """Count a call that has its answer."""
+        self.calls_answered += 1
+        self.calls_failed += is_failed
+        self.note_call(name, seconds, is_failed=is_failed)
+
+    def note_call(self, name: str, seconds: float, *, is_failed: bool) -> None:
+        """Note what is no call of the loop beside its calls."""
+        figures = CallFigures.of(seconds, is_failed=is_failed)
+        self.of_calls[name] = self.of_calls[name] + figures if name in self.of_calls else figures
 
     def end(self, turns: Sequence[Turn], calls_s: float) -> None:
         """Count a trajectory that has ended with these turns, and the time that it has spent in calls of tools."""

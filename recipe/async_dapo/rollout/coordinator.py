@@ -21,6 +21,7 @@ from enum import StrEnum
 import ray
 from ray.actor import ActorHandle
 
+from ..core.call_figures import CountSamples
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AtHand
@@ -39,6 +40,7 @@ class _OpenRound:
         self.state = state
         self.stops_engines = stops_engines
         self.tickets: dict[str, WaitingGroup] = {}
+        self.in_calls = CountSamples()
         self.stopped = asyncio.Event()
         self.engines_idle: asyncio.Future[float] | None = None
         self.changed = asyncio.Event()
@@ -138,6 +140,7 @@ class EarlyStoppingCoordinator:
             logger.warning("late report of round %s ignored: %s", round_id, outcome.prompt_uid)
             return
         current.state.report(outcome)
+        current.in_calls.add(time.time(), current.state.in_calls)
         self._tell_cause(outcome)
         self._after_change(current)
 
@@ -150,6 +153,7 @@ class EarlyStoppingCoordinator:
         if current is not None:
             for prompt_uid, event in events:
                 current.state.note(prompt_uid, event)
+            current.in_calls.add(time.time(), current.state.in_calls)
             current.wake_waiter()
 
     async def at_hand(self, round_id: str) -> Mapping[str, AtHand]:
@@ -186,7 +190,9 @@ class EarlyStoppingCoordinator:
         self._round = None
         latency_s = await current.engines_idle if current.engines_idle is not None else 0.0
         current.release()
-        return replace(current.state.close(), stop_latency_s=latency_s)
+        return replace(
+            current.state.close(), stop_latency_s=latency_s, waiting_for_calls=current.in_calls.take(time.time())
+        )
 
     def _new_round(self, spec: RoundSpec) -> Round:
         return Round(spec)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 from omegaconf import DictConfig
 
 from ..config.options import AsyncDAPOConfig
-from ..config.values import ConfigError, copied, refused
+from ..config.values import ConfigError, check_each, copied, refused
 from ..runtime.containment import contained
 from .agent_loop_check import (
     AGENT_COLUMN,
@@ -146,22 +147,24 @@ class _Sample:
         return "data.custom_cls.path" if self.is_custom else self.key
 
 
-def check_data(config: DictConfig, options: AsyncDAPOConfig, prompts: Prompts) -> tuple[list[dict[str, Any]], str]:
+def check_data(
+    config: DictConfig, options: AsyncDAPOConfig, prompts: Prompts, row_of_source: dict[str, dict[str, Any]]
+) -> str:
     """Check that files exist, that verl can make a data set of them with prompts enough, and that no prompt is cut.
 
+    Args:
+        row_of_source: filled with one row of every data source as verl's data set gives it, to try the reward function
+            on; also where other files are refused.
+
     Returns:
-        One row of every data source as verl's data set gives it, to try the reward function on; and in words, which
-        prompts verl leaves out, and whose agent loop has to give them a score.
+        In words, which prompts verl leaves out, and whose agent loop has to give them a score.
 
     Raises:
-        ConfigError: naming key, value and remedy.
+        ConfigError: naming key, value and remedy; ConfigErrors where both options' files are wrong.
     """
-    row_of_source: dict[str, dict[str, Any]] = {}
     told: list[str] = []
-    for key, max_samples, wanted, unit in (
-        ("train_files", config.data.train_max_samples, options.target_valid_groups, "one batch"),
-        ("val_files", config.data.val_max_samples, 1, "one prompt"),
-    ):
+
+    def check(key: str, max_samples: int, wanted: int, unit: str) -> None:
         sample = _read_by_verl(config, f"data.{key}", prompts)
         available = min(sample.rows, max_samples) if max_samples > 0 else sample.rows
         if available < wanted and not sample.is_custom:
@@ -173,16 +176,26 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig, prompts: Prompts) -
             raise ConfigError("data.seed", None, _OTHER_SAMPLES.format(key.split("_")[0], max_samples))
         for row in sample.taken:
             _check_row(config, sample, row, prompts)
-        if alone := sorted({_loop_of(row, prompts) for row in sample.taken if not _is_scorable(config, row)}):
+        scorable = [row for row in sample.taken if _is_scorable(config, row)]
+        for row in scorable:
+            row_of_source.setdefault(row[SOURCE], row)
+        if len(scorable) < len(sample.taken):
+            alone = sorted({_loop_of(row, prompts) for row in sample.taken if not _is_scorable(config, row)})
             told.append(
                 f"{sample.key}: no reward function can score what {', '.join(alone)} answers, as it has rows "
                 f"without {SOURCE} or a ground truth; see that the loop gives each trajectory a score"
             )
         said = _check_lengths(config, sample, prompts, available=available, wanted=wanted, unit=unit)
-        told += [said] if said else []
-        scorable = [row for row in sample.taken if _is_scorable(config, row)]
-        row_of_source = {row[SOURCE]: row for row in reversed(scorable)} | row_of_source
-    return list(row_of_source.values()), "; ".join(told)
+        told.extend([said] if said else [])
+
+    data = config.data
+    check_each(
+        [
+            partial(check, "train_files", data.train_max_samples, options.target_valid_groups, "one batch"),
+            partial(check, "val_files", data.val_max_samples, 1, "one prompt"),
+        ]
+    )
+    return "; ".join(told)
 
 
 class _Rows(list[dict[str, Any]]):

@@ -158,9 +158,15 @@ def _essential(config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict
     from .verl_options import check_engine_arguments, check_verl_options
 
     def data() -> str:
-        rows, told = check_data(config, options, Prompts(config, seen.model()))
-        seen.rows = rows
-        return WARNING + told if told else f"sources {', '.join(sorted(row['data_source'] for row in rows))}"
+        rows: dict[str, dict[str, Any]] = {}
+        prompts = Prompts(config, seen.model())
+        try:
+            told = check_data(config, options, prompts, rows)
+        except ConfigError:
+            seen.rows = list(rows.values()) or None  # of files that are right: what comes next is tried on these
+            raise
+        seen.rows = list(rows.values())
+        return WARNING + told if told else f"sources {', '.join(sorted(rows))}"
 
     return {
         "verl's options": partial(check_verl_options, config),

@@ -190,7 +190,7 @@ def _result(subject: Subject, config: DictConfig, folder: Path) -> dict[str, Any
         "data": [files] if isinstance(files, str) else list(files),
         "sampling": OmegaConf.to_container(config.actor_rollout_ref.rollout.val_kwargs),
         "figures": figures(answers, samples=samples, prompts=len(kept["lengths_tok"]), longest_tok=longest_tok),
-        "by_source": by_source(answers, samples=samples, longest_tok=longest_tok),
+        "by_source": by_source(answers, kept["sources"], samples=samples, longest_tok=longest_tok),
         "validation": {key: value for key, value in line["data"].items() if key.startswith("val-")},
         "answers": as_rows(answers),
     }

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -117,13 +117,21 @@ def figures(
     return result
 
 
-def by_source(answers: Sequence[Answer], *, samples: int, longest_tok: int | None = None) -> dict[str, dict[str, Any]]:
-    sources = sorted({answer.source for answer in answers})
+def by_source(
+    answers: Sequence[Answer], sources: Mapping[str, str], *, samples: int, longest_tok: int | None = None
+) -> dict[str, dict[str, Any]]:
+    """
+    Args:
+        sources: uid of a prompt -> data source, also of prompts whose every answer failed.
+    """
     return {
         source: figures(
-            [answer for answer in answers if answer.source == source], samples=samples, longest_tok=longest_tok
+            [answer for answer in answers if answer.source == source],
+            samples=samples,
+            prompts=prompts,
+            longest_tok=longest_tok,
         )
-        for source in sources
+        for source, prompts in sorted(Counter(sources.values()).items())
     }
 
 

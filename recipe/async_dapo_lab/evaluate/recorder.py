@@ -7,6 +7,7 @@ from typing import Any
 from ...async_dapo.rollout.reports import RoundRecord
 from ...async_dapo.training.recorder import Recorder, ValidationAnswers
 
+NO_SOURCE = "unknown"  # as verl calls that of rows which name none
 KEPT_FILE = "evaluated.json"  # {"sources": {uid: data source}, "lengths_tok": {uid: [tokens, ...]}}
 
 
@@ -22,6 +23,7 @@ class EvaluationRecorder(Recorder):
         super().validation_closed(record)
         for outcome in record.summary.outcomes:
             self._lengths_tok[outcome.prompt_uid] = list(outcome.response_lens_tok)
+            self._sources[outcome.prompt_uid] = outcome.source or NO_SOURCE
 
     def validated(self, answers: ValidationAnswers) -> None:
         self._sources.update(zip(answers.uids, answers.sources, strict=True))

@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -17,11 +17,13 @@ from .candidates import Candidate, baselines, recipe_candidates
 from .fit import MODES, Fit, assumed_in_words, assumptions, fit, promise
 from .inputs import Inputs
 from .lengths import cut_below
+from .measures import StepMeasure
 from .recommend import at_equal_share, recommend
 from .record import read_record
 from .report import as_json, describe, in_words, table
 from .scenario import Scenario
-from .sweep import Row, sweep
+from .sweep import Row, expected_s, sweep
+from .systems import VERL_COLOCATE_ASYNC, VERL_SYNC
 
 stdout = Console()
 stderr = Console(stderr=True)
@@ -94,17 +96,40 @@ def _strategies(inputs: Inputs) -> list[RolloutStrategy]:
 
 def _simulated(candidates: list[Candidate], scenario: Scenario, inputs: Inputs, *, jobs: int) -> list[Row]:
     """Rows in the order of the candidates, then what is compared on equal terms."""
-    simulate = partial(sweep, scenario, steps=inputs.steps, warmup=inputs.warmup, jobs=jobs)
+    sizes: dict[str, Any] = {"steps": inputs.steps, "warmup": inputs.warmup, "jobs": jobs}
+    expected = expected_s(scenario, candidates, **sizes)
+    takes = f"{expected:.0f} s" if expected < 90 else f"{expected / 60:.0f} min"
+    _say(
+        f"{len(candidates)} rows take about {takes} on {jobs} free core{'s' * (jobs > 1)}; a first answer comes before"
+    )
+    simulate: Callable[..., list[Row]] = partial(sweep, scenario, is_urgent=_is_of_first_answer, **sizes)
     done, began_s = count(1), time.perf_counter()
     total = len(candidates)
+    of_first: dict[str, StepMeasure] = {}
+    asked = [candidate for candidate in candidates if _is_of_first_answer(candidate)]
 
-    def told() -> None:
-        _say(f"simulated {next(done)} of {total} rows, {time.perf_counter() - began_s:.0f} s", to=stderr)
+    def told(candidate: Candidate, mean: StepMeasure) -> None:
+        number, passed_s = next(done), time.perf_counter() - began_s
+        left = f", about {passed_s / number * (total - number):.0f} s left" if number < total else ""
+        _say(f"simulated {number} of {total} rows, {passed_s:.0f} s{left}", to=stderr)
+        if candidate in asked and candidate.system.name not in of_first:
+            of_first[candidate.system.name] = mean
+            if len(of_first) == len(asked) > 1:
+                _say(_first_answer(of_first))
 
     rows = simulate(candidates, on_row=told)
     equal = at_equal_share(rows)
     total += len(equal)
     return rows + simulate(equal, on_row=told, first=rows[0])
+
+
+def _is_of_first_answer(candidate: Candidate) -> bool:
+    return candidate.is_default or candidate.system.name in (VERL_SYNC, VERL_COLOCATE_ASYNC)
+
+
+def _first_answer(means: Mapping[str, StepMeasure]) -> str:
+    steps = ", ".join(f"{name} {mean.step_s:.0f} s" for name, mean in sorted(means.items()))
+    return f"first answer, seconds of a step: {steps}. These rows are final; another one may still be faster"
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ from .scenario import Scenario
 from .simulated_training import TrainingRun
 
 TRAJECTORIES_TO_MEASURE = 16_000
+TRAJECTORY_S = 4e-4  # of a core, to simulate one: seen on one machine
 EVEN = 0.02  # of the tokens trained in a window, that its end may hold more or fewer than its beginning
 LONGEST = 4  # times its fewest steps has a window that does not become even
 STEPS_TO_CONVERGE = 3  # of a pool that sizes itself
@@ -47,19 +48,38 @@ def simulate(
     Without a number of `steps`, as many as generate what they train: a round that drains may end with several batches.
     """
     run = TrainingRun(scenario, candidate.system)
-    batch = scenario.train_batch_size * scenario.rollout_n
-    if warmup is None:
-        capacity = min(natural_concurrency(scenario), scenario.num_servers * scenario.max_num_seqs)
-        warmup = _steps_to_steady_state(run, candidate, batch, scenario.mean_len_tok, capacity)
+    warmup, fewest = _fewest_steps(scenario, candidate, run, steps=steps, warmup=warmup)
     held_tok = 0
     for _ in range(warmup):
         held_tok = run.step().buffered_tok
-    fewest = steps or min(40, max(2, ceil(TRAJECTORIES_TO_MEASURE / batch)))
     most = steps or LONGEST * fewest
     measured = [run.step() for _ in range(fewest)]
     while len(measured) < most and not _is_even(measured, held_tok):
         measured.append(run.step())
     return mean_of(measured), run.natural_len_tok
+
+
+def expected_s(
+    scenario: Scenario, candidates: Sequence[Candidate], *, steps: int | None, warmup: int | None, jobs: int
+) -> float:
+    """What a sweep takes on free cores, about [s]."""
+    each = [
+        _fewest_steps(scenario, one, TrainingRun(scenario, one.system), steps=steps, warmup=warmup)
+        for one in candidates
+    ]
+    trajectories = sum(map(sum, each)) * scenario.train_batch_size * scenario.rollout_n
+    return TRAJECTORY_S * trajectories / min(jobs, len(candidates))
+
+
+def _fewest_steps(
+    scenario: Scenario, candidate: Candidate, run: TrainingRun, *, steps: int | None, warmup: int | None
+) -> tuple[int, int]:
+    """Steps that are simulated and not measured, and those that are measured at least."""
+    batch = scenario.train_batch_size * scenario.rollout_n
+    if warmup is None:
+        capacity = min(natural_concurrency(scenario), scenario.num_servers * scenario.max_num_seqs)
+        warmup = _steps_to_steady_state(run, candidate, batch, scenario.mean_len_tok, capacity)
+    return warmup, steps or min(40, max(2, ceil(TRAJECTORIES_TO_MEASURE / batch)))
 
 
 def _is_even(window: Sequence[StepMeasure], held_tok: int) -> bool:
@@ -100,16 +120,20 @@ def sweep(
     steps: int | None = None,
     warmup: int | None = None,
     jobs: int = 1,
-    on_row: Callable[[], None] = lambda: None,
+    on_row: Callable[[Candidate, StepMeasure], None] = lambda candidate, mean: None,
+    is_urgent: Callable[[Candidate], bool] = lambda candidate: False,
     first: Row | None = None,
 ) -> list[Row]:
     """Simulate every candidate; speed-ups refer to the first. The same seed gives the same rows, on any `jobs`.
 
     Args:
+        on_row: called with each row's mean step when it is known.
+        is_urgent: these are simulated before the others.
         first: of an earlier sweep, that speed-ups refer to.
     """
     run = partial(simulate, scenario, steps=steps, warmup=warmup)
-    results = _simulate_all(run, candidates, jobs, on_row)
+    order = sorted(range(len(candidates)), key=lambda place: not is_urgent(candidates[place]))
+    results = dict(zip(order, _simulate_all(run, [candidates[place] for place in order], jobs, on_row), strict=True))
     reference = (results[0][0] if first is None else first.mean).tokens_per_s_per_gpu
     bound_s = bound_of(scenario).step_s
     return [
@@ -120,7 +144,8 @@ def sweep(
             bound_s=bound_s,
             speed_up=mean.tokens_per_s_per_gpu / reference,
         )
-        for candidate, (mean, natural_len_tok) in zip(candidates, results, strict=True)
+        for place, candidate in enumerate(candidates)
+        for mean, natural_len_tok in (results[place],)
     ]
 
 
@@ -128,21 +153,20 @@ def _simulate_all(
     run: Callable[[Candidate], tuple[StepMeasure, float]],
     candidates: list[Candidate],
     jobs: int,
-    on_row: Callable[[], None],
+    on_row: Callable[[Candidate, StepMeasure], None],
 ) -> list[tuple[StepMeasure, float]]:
     """In the order of the candidates. After the first error no other candidate is begun."""
     if jobs <= 1:
         results = []
         for candidate in candidates:
             results.append(run(candidate))
-            on_row()
+            on_row(candidate, results[-1][0])
         return results
     with ProcessPoolExecutor(max_workers=jobs) as pool:
-        futures = [pool.submit(run, candidate) for candidate in candidates]
+        futures = {pool.submit(run, candidate): candidate for candidate in candidates}
         try:
             for future in as_completed(futures):
-                future.result()
-                on_row()
+                on_row(futures[future], future.result()[0])
         finally:
             pool.shutdown(cancel_futures=True)
         return [future.result() for future in futures]

@@ -129,35 +129,44 @@ def _train(options: Options, assets: Assets, *, system: str) -> int:
         command = _command(options, assets, ray.path, system)
         environment = run_environment(os.environ, code_path=_CODE_PATH, output=options.output, ray_folder=ray.path)
         environment["TMPDIR"] = str(ray.path)
-        process = TrainingProcess(command, environment=environment, log_file=log_file)
+        process, pace = TrainingProcess(command, environment=environment, log_file=log_file), Pace(options.steps)
         try:
             with process:
                 try:
-                    _follow(process, metrics, options)
+                    _follow(process, metrics, pace, options)
                 except KeyboardInterrupt:
                     _say("interrupted; everything it started is being ended: up to half a minute")
                     raise
         except QuickStartFailed:
             ray.save_logs(options.output / "ray_logs")
             raise
+        finally:
+            _say_steps(metrics, pace)  # that have ended since the last look: checkpoints may name them
     return process.peak_memory_bytes
 
 
-def _follow(process: TrainingProcess, metrics: RunMetrics, options: Options) -> None:
+def _say_steps(metrics: RunMetrics, pace: Pace) -> bool:
+    """Whether there were new ones."""
+    lines = list(metrics.read_lines())
+    for step, data in lines:
+        _say(step_line(step, data, pace=pace))
+    return bool(lines)
+
+
+def _follow(process: TrainingProcess, metrics: RunMetrics, pace: Pace, options: Options) -> None:
     """Until training has ended: says the phases of its start-up, calls that fail, and a line for each step.
 
     Raises:
         QuickStartFailed: it ended with an error, ran into a time limit, or trained too few steps.
     """
     started = last_news = time.monotonic()
-    log, pace = TrainLog(file=options.output / "train.log"), Pace(options.steps)
+    log = TrainLog(file=options.output / "train.log")
     while True:
         exit_code = process.exit_code
         for event in log.new_events():
             _say(event)
-        for step, data in metrics.read_lines():
+        if _say_steps(metrics, pace):
             last_news = time.monotonic()
-            _say(step_line(step, data, pace=pace))
         if exit_code is not None:
             break
         now = time.monotonic()

@@ -2,13 +2,15 @@
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 
+from ...async_dapo.core.call_figures import CallFigures
 from ...async_dapo.record import keys
 from .answers import Sample, as_html
+from .calls import COLUMNS, rows_of
 from .headline import headline
 from .health import EVERY_STEPS, RULES, VALIDATION_SHARE, hints, judged
 from .learning import curves
@@ -71,11 +73,12 @@ details summary{cursor:pointer;font-size:.85rem}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A run, some of its answers, and its engines over time as HTML; empty where they were not recorded."""
+    """A run, some of its answers, its engines over time as HTML, its calls of tools; empty where none were recorded."""
 
     run: Run
     answers: Sequence[Sample] = ()
     engines: str = ""
+    calls: Mapping[str, CallFigures] = field(default_factory=dict)
 
 
 def page(sections: Sequence[Section], *, renewed_s: float | None = None) -> str:
@@ -124,6 +127,7 @@ def _run(section: Section, prefix: str, *, is_alone: bool) -> Iterator[str]:
     if run.is_ours:
         yield "".join(_health(run))
         yield "".join(_causes(run))
+        yield _calls(section.calls)
         yield "".join(_ledger(run))
         yield "".join(_sources(run))
     yield section.engines
@@ -181,6 +185,10 @@ def _causes(run: Run) -> Iterator[str]:
     if run.causes:
         rows = [(cause, [str(count)]) for cause, count in run.causes.most_common(20)]
         yield f"<h3>Why groups failed</h3>{_table('cause', ['groups'], rows)}"
+
+
+def _calls(calls: Mapping[str, CallFigures]) -> str:
+    return f"<h3>Calls of tools</h3>{_table('name', COLUMNS, rows_of(calls))}" if calls else ""
 
 
 def _ledger(run: Run) -> Iterator[str]:

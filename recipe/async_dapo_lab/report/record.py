@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..run_files import ANSWERS_FILE, EPISODES_FILE, LENGTHS_FILE, SAMPLES_FILE, BoundedFile
+from ..run_files import ANSWERS_FILE, CALLS_FILE, EPISODES_FILE, LENGTHS_FILE, SAMPLES_FILE, BoundedFile
 from . import timeline
 from .timeline import StepTimeline
 
@@ -19,8 +19,9 @@ class LabRecord:
 
     def __init__(self, folder: Path, *, started_s: float, first_step: int) -> None:
         self._started_s = started_s
-        files = [BoundedFile(folder / name) for name in (SAMPLES_FILE, LENGTHS_FILE, ANSWERS_FILE, EPISODES_FILE)]
-        self._timeline, self._lengths, self._answers, self._episodes = files
+        names = (SAMPLES_FILE, LENGTHS_FILE, ANSWERS_FILE, EPISODES_FILE, CALLS_FILE)
+        files = [BoundedFile(folder / name) for name in names]
+        self._timeline, self._lengths, self._answers, self._episodes, self._calls = files
         for file in files:
             file.keep_before(first_step)
 
@@ -32,14 +33,17 @@ class LabRecord:
         lengths: Iterable[Mapping[str, Any]],
         answers: Iterable[Mapping[str, Any]] = (),
         episodes: Iterable[Mapping[str, Any]] = (),
+        calls: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """
         Args:
             lengths: lines of `length_lines`.
             answers: of `sampled`, if the step was validated.
             episodes: lines of `Episode`.
+            calls: lines of `call_line`.
         """
         self._timeline.add(timeline.line_of(step, taken, origin_s=self._started_s))
         self._lengths.add(*lengths)
         self._answers.add(*({"step": step, **answer} for answer in answers))
         self._episodes.add(*episodes)
+        self._calls.add(*calls)

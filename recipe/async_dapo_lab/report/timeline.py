@@ -49,6 +49,7 @@ class StepTimeline:
 
     spans: Sequence[Span] = ()
     engines: Mapping[str, Sequence[LoadSample]] = field(default_factory=dict)
+    waiting_for_calls: Sequence[tuple[float, int]] = ()  # trajectories, from each time on
 
 
 def line_of(step: int, timeline: StepTimeline, *, origin_s: float) -> Mapping[str, Any]:
@@ -65,7 +66,8 @@ def line_of(step: int, timeline: StepTimeline, *, origin_s: float) -> Mapping[st
         for server, samples in timeline.engines.items()
     }
     spans = [[span.name, since(span.began_s), since(span.ended_s)] for span in timeline.spans]
-    return {"step": step, "spans": spans, "engines": engines}
+    waiting = [[since(time_s), count] for time_s, count in timeline.waiting_for_calls]
+    return {"step": step, "spans": spans, "engines": engines, "waiting_for_calls": waiting}
 
 
 def read_timeline(path: Path) -> list[StepTimeline]:
@@ -76,6 +78,7 @@ def read_timeline(path: Path) -> list[StepTimeline]:
             engines={
                 server: [LoadSample(*sample) for sample in samples] for server, samples in line["engines"].items()
             },
+            waiting_for_calls=[(time_s, count) for time_s, count in line.get("waiting_for_calls", ())],
         )
         for line in read_lines(path)
     ]

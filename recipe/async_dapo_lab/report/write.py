@@ -1,15 +1,19 @@
 """Writes reports, with charts of the engines over time: on demand, and at the end of a run, which they never end."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ...async_dapo.record.run_files import STEPS_FILE
 from ...async_dapo.runtime.logs import log_phase
-from ..run_files import ANSWERS_FILE, REPORT_FILE, SAMPLES_FILE
+from ..run_files import ANSWERS_FILE, CALLS_FILE, REPORT_FILE, SAMPLES_FILE
 from .answers import read_samples
+from .calls import read_calls
 from .charts import INK, NARROW, SERIES, WIDE, draw
 from .page import Section, page
 from .run import Run
@@ -20,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 SHOWN_STEPS = 4  # the last ones
 MOST_POINTS = 300  # of a line
+GAP_S, GAP = 1.0, 5.0  # a longer time between two samples, and so many times the usual one, is a gap
+WAITING = SERIES[5]
 INCHES_OF_A_NAME = 1.7  # in the legend
 BANDS = {"rollout": SERIES[4], "training": SERIES[1], "weights": SERIES[3], "validation": SERIES[6]}
 
@@ -71,8 +77,10 @@ def _painter(steps: Sequence[StepTimeline], value: Value, *, is_share: bool) -> 
             for step in steps:
                 samples = step.engines.get(server, ())
                 thinned = samples[:: -(-len(samples) // MOST_POINTS) or 1]
-                xs, ys = [sample.time_s for sample in thinned], [value(sample) for sample in thinned]
+                xs, ys = with_gaps([(sample.time_s, value(sample)) for sample in thinned])
                 axes.plot(xs, ys, color=colour, linewidth=1.0, label=name if step is steps[0] else None)
+        if not is_share:
+            _paint_waiting(axes, steps)
         axes.set_ylim(bottom=0)
         if is_share:
             axes.set_ylim(top=max(0.1, 1.05 * axes.get_ylim()[1]))
@@ -83,6 +91,32 @@ def _painter(steps: Sequence[StepTimeline], value: Value, *, is_share: bool) -> 
         axes.figure.legend(loc="outside upper left", ncols=columns, **style)
 
     return paint
+
+
+def _paint_waiting(axes: Any, steps: Sequence[StepTimeline]) -> None:
+    label: str | None = "responses that wait for calls of tools"
+    for samples in (step.waiting_for_calls for step in steps):
+        if samples:
+            xs, ys = zip(*samples, strict=True)
+            axes.plot(xs, ys, color=WAITING, linewidth=1.3, linestyle="--", drawstyle="steps-post", label=label)
+            label = None
+
+
+def with_gaps(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Times and values of a line. An engine is sampled as it steps: where it has not stepped for long, the line breaks
+    off, and no line is drawn that nothing was seen of.
+    """
+    times = [time_s for time_s, _ in points]
+    between_s = [later - earlier for earlier, later in pairwise(times)]
+    longest_s = max(GAP_S, GAP * median(between_s)) if between_s else math.inf
+    xs, ys = times[:1], [value for _, value in points[:1]]
+    for passed_s, (time_s, value) in zip(between_s, points[1:], strict=True):
+        if passed_s > longest_s:
+            xs.append(time_s - passed_s / 2)
+            ys.append(math.nan)
+        xs.append(time_s)
+        ys.append(value)
+    return xs, ys
 
 
 def write_report(folders: Sequence[Path], output: Path | None = None, *, renewed_s: float | None = None) -> Path:
@@ -102,6 +136,7 @@ def write_report(folders: Sequence[Path], output: Path | None = None, *, renewed
         Section(
             run=run,
             answers=read_samples(run.folder / ANSWERS_FILE),
+            calls=read_calls(run.folder / CALLS_FILE),
             engines=engine_charts(read_timeline(run.folder / SAMPLES_FILE), f"engines{index}"),
         )
         for index, run in enumerate(runs)

@@ -110,10 +110,11 @@ class CallRunner(Calls):
             is_policy_s = isinstance(error, NestedTooDeep)
             recorder.given_up = TrajectoryFailed("nested_too_deep", Cause(str(error))) if is_policy_s else error
             raise asyncio.CancelledError(str(error)) from error  # loops turn other errors into text for the model
-        recorder.calls_s += answer.get("seconds", 0.0)
-        recorder.counts.calls_answered += is_answer_new
+        seconds = answer.get("seconds", 0.0)
+        recorder.calls_s += seconds
+        if is_answer_new:
+            recorder.counts.answer_call(call.name, seconds, is_failed=answer["error"] is not None)
         if answer["error"] is not None:
-            recorder.counts.calls_failed += is_answer_new
             raise RecordedError(answer["error"])
         return answer["value"]
 

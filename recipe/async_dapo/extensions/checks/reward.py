@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from ...config.options import AsyncDAPOConfig
 from ...config.values import ConfigError, refused
-from ...rollout.reward_isolation import RewardNotLoaded, RewardProcesses, function_of
+from ...rollout.reward_isolation import RewardNotLoaded, RewardProcess, RewardProcesses, function_of
 from ...runtime.containment import contained
 from ...startup.preflight import NOT_TRIED
 from .choices import find_manager
@@ -45,17 +45,30 @@ def check_reward(
     reasons = (
         (options.reward.processes == 0, "async_dapo.reward.processes=0"),
         (needs_cluster or reward.reward_manager.source != "register", "it needs the cluster"),
-        (rows is None, "the data were refused, so there is no row of the data to try it on"),
-        (not rows, "there is no row of the data to try it on"),
         (not _is_known(reward.reward_manager.name), "its reward manager is not known"),
     )
     for is_so, why in reasons:
         if is_so:
             return f"{NOT_TRIED}{options.reward_function}: {why}", ""
-    assert rows is not None
+    if not rows:
+        _check_loads(config, options)
+        why = "it can be loaded; " + ("the data were refused, so " if rows is None else "")
+        return f"{NOT_TRIED}{options.reward_function}: {why}there is no row of the data to try it on", ""
     once = replace(options, reward=replace(options.reward, max_retries=0))
     odd = asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES], model().tokenizer))
     return options.reward_function, "; ".join(odd)
+
+
+def _check_loads(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """
+    Raises:
+        ConfigError: if the function cannot be imported.
+    """
+    try:
+        RewardProcess(function_of(config, timeout_s=options.reward.timeout_s)).end()
+    except RewardNotLoaded as error:
+        key = "reward.custom_reward_function.path"
+        raise refused(config, key, _problem(error, "", options.reward.timeout_s)) from error
 
 
 def _is_known(manager: str) -> bool:

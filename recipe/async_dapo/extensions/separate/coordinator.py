@@ -1,5 +1,7 @@
 """The coordinator of rounds that go on while the trainer trains: it hands their batches over."""
 
+import time
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -22,7 +24,8 @@ class RollingCoordinator(EarlyStoppingCoordinator):
         batch any more: a group has begun meanwhile that has to be among them."""
         if not self._get_rolling(round_id).has_batch:
             return None
-        return self._get_rolling(round_id).hand_over()
+        waiting_for_calls = self._get(round_id).in_calls.take(time.time())
+        return replace(self._get_rolling(round_id).hand_over(), waiting_for_calls=waiting_for_calls)
 
     async def resize(self, round_id: str, spec: RollingSpec) -> None:
         """How much the open round may have under way from now on."""

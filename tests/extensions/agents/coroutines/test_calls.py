@@ -198,6 +198,9 @@ async def test_given_a_call_that_raises_or_hangs_then_the_loop_is_told_and_told_
     assert [(one.calls_answered, one.calls_failed) for one in counts] == [(8, 8), (0, 0)], (
         "an answer of the record is none"
     )
+    figures = {name.rpartition(".")[2]: own for name, own in counts[0].of_calls.items()}
+    assert {name: (own.calls, own.failed) for name, own in figures.items()} == {"raises": (4, 4), "hangs": (4, 4)}
+    assert not counts[1].of_calls
     assert [line.split(" failed,")[0].rpartition(".")[2] for line in caplog.messages] == ["raises", "hangs"], (
         "once each"
     )

@@ -7,6 +7,7 @@ from recipe.async_dapo.startup.preflight import check_all, findings
 
 from ....support.composed_runs import refusal, reward_of, rows, write_parquet, write_reward
 
+NOWHERE = ["data.train_files=/nowhere/train.parquet", "data.val_files=/nowhere/val.parquet"]
 SLEEPS = "import time; time.sleep(30)"
 NO_NUMBER = "which is no number and has none as `score`; return a finite number, or a dict with one as `score`"
 # (body of the reward function, what the message must contain)
@@ -181,12 +182,36 @@ def test_a_function_that_scores_a_wrong_answer_as_the_right_one_is_told(run, tmp
 
 
 @pytest.mark.parametrize(
-    ("option", "why"),
+    ("options", "why"),
     [
-        ("async_dapo.reward.processes=0", "async_dapo.reward.processes=0"),
-        ("data.train_files=/nowhere.parquet", "the data were refused, so there is no row of the data to try it on"),
+        (["async_dapo.reward.processes=0"], "async_dapo.reward.processes=0"),
+        (
+            NOWHERE,
+            "it can be loaded; the data were refused, so there is no row of the data to try it on",
+        ),
     ],
 )
-def test_a_function_that_was_not_tried_is_not_called_in_order(run, option, why):
-    notes = [one.note for one in findings(run(option)) if one.name == "reward function"]
+def test_a_function_that_was_not_tried_is_not_called_in_order(run, options, why):
+    notes = [one.note for one in findings(run(*options)) if one.name == "reward function"]
     assert len(notes) == 1 and notes[0].startswith("not tried: ") and notes[0].endswith(f"reward.py: {why}")
+
+
+@pytest.mark.parametrize(
+    ("data", "body", "refused"),
+    [
+        (NOWHERE, None, ["data.train_files", "data.val_files", "cannot load it"]),
+        (
+            NOWHERE[1:],
+            "raise KeyError(1)",
+            ["data.val_files", "scoring an empty answer failed"],
+        ),
+    ],
+)
+def test_data_and_a_reward_function_that_are_both_wrong_are_named_in_one_go(run, tmp_path, data, body, refused):
+    path = tmp_path / "own.py"
+    if body is not None:
+        path.write_text(reward_of(body, "def"))
+    errors = [one.error for one in findings(run(*data, f"reward.custom_reward_function.path={path}")) if one.error]
+    assert len(errors) == len(refused)
+    for error, part in zip(errors, refused, strict=True):
+        assert part in str(error)
