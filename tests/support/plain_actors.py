@@ -5,9 +5,13 @@ class Worker:
     def ping(self) -> None:
         """It is there."""
 
-    async def connect(self, llm_client: object, reward_workers: object) -> None: ...
+    is_attached = False
 
-    async def attach(self, coordinator: object, worker: int, myself: object) -> None: ...
+    async def attach(self, coordinator: object, worker: int, myself: object) -> None:
+        self.is_attached = True
+
+    async def connect(self, llm_client: object, reward_workers: object) -> None:
+        assert self.is_attached, "the real one hands its calls to verl's loops here"
 
 
 class HangingWorker(Worker):

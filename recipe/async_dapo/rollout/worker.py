@@ -72,7 +72,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         return await self._calls.result_of(call_id)
 
     async def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:
-        """Called once by the manager, when there are engines."""
+        """Called once by the manager, when there are engines, and after `attach`."""
         self.llm_client = llm_client
         self.llm_client.tokenizer = self.tokenizer  # finds stop strings over a seam
         model_tok = get_max_position_embeddings(self.model_config.hf_config)
