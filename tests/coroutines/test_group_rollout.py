@@ -2,18 +2,20 @@
 
 import asyncio
 import math
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from recipe.async_dapo.calls import TrajectoryInterrupted, append_tokens, prompt_digest
+from recipe.async_dapo.calls import RecordedError, TrajectoryInterrupted, append_tokens, prompt_digest, recorded
 from recipe.async_dapo.config.values import ConfigError, OnRewardError
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Trajectory, Turn
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.record.plain_values import MAX_DEPTH
+from recipe.async_dapo.rollout.agent_loops import Calls
 from recipe.async_dapo.runtime.actor_watch import ActorDied
 from recipe.async_dapo.store import rows_of
 
@@ -106,6 +108,28 @@ async def test_given_validation_when_trajectories_fail_then_the_others_are_kept(
     assert [trajectory.is_finished for trajectory in held.trajectories].count(True) == 2
     assert outcome.failed == 2 and outcome.reason == "generation_error"
     assert outcome.cause is not None and "refused" in outcome.cause.summary
+
+
+async def test_given_a_loop_that_catches_the_stop_then_what_it_returns_is_not_scored_and_it_runs_again() -> None:
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return finished(trajectory)
+
+    held, reward = group(), scores(0, 1, 0, 1)
+    assert await stopped_at(rollout(loop, reward), held, 5.0) is None
+    assert len(held.unfinished) == N and not reward.calls
+    assert (await outcome_of(rollout(loop, reward), held)).verdict is Verdict.VALID
+
+
+async def test_given_a_copy_without_agents_when_a_call_never_answers_then_its_loop_is_told_so_at_the_limit() -> None:
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        recorder().runner = Calls(timeout_s=60.0)
+        with pytest.raises(RecordedError, match=r"no answer within 60\.0 s"):
+            await recorded(asyncio.sleep, 1e6)
+        return finished(trajectory)
+
+    assert (await outcome_of(rollout(loop))).verdict is Verdict.VALID and now_s() == 60.0
 
 
 async def unreset(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:

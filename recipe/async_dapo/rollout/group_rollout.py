@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..calls import SampledTokens, TrajectoryRecorder, current_recorder
+from ..calls import SampledTokens, TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, OnRewardError
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, TrajectoryFailed, Verdict, is_certain, judge_group
@@ -161,6 +161,9 @@ class GroupRollout:
         self._loops.claim(trajectory)
         try:
             outputs = await self._outputs_of(group, recorder)
+            if recorder.rests:  # its loop has caught the interruption: what it returns may be cut off
+                await recorder.all_back()
+                raise TrajectoryInterrupted("its loop has returned after the stop")
             self._tell(group.uid, GroupEvent.GENERATED)
             await self._scorer.score(outputs, group.prompt, recorder)
         except (ActorDied, EnginesUnavailable, ConfigError, BrokenRecord):
