@@ -19,6 +19,7 @@ from ..config.values import ConfigError
 from ..core.outcome import TrajectoryFailed
 from ..core.round import GroupEvent
 from ..core.trajectory import Trajectory
+from ..runtime.aio import LimitReached, within
 from ..runtime.containment import contained, value_of
 
 
@@ -88,7 +89,14 @@ def _cannot_be_made(name: str, error: Exception) -> ConfigError:
 
 
 class Calls:
-    """What agent loops ask of anything but the model, and scores of their answers, in a copy that keeps no journal."""
+    """What agent loops ask of anything but the model, and scores of their answers, in a copy that keeps no journal.
+
+    Args:
+        timeout_s: longest time a call may take [s]; None: no limit.
+    """
+
+    def __init__(self, timeout_s: float | None = None) -> None:
+        self._timeout_s = timeout_s
 
     def wrap(self, tools: list[Any]) -> list[Any]:
         """Tools as agent loops get them."""
@@ -110,12 +118,14 @@ class Calls:
         """The answer of a call, which is made again where its loop runs again.
 
         Raises:
-            RecordedError: if the call raised.
+            RecordedError: if the call raised, or took too long.
         """
         try:
-            return await value_of(make)
+            return await within(self._timeout_s, value_of(make))
         except (ConfigError, TrajectoryFailed):
             raise
+        except LimitReached as late:
+            raise RecordedError(f"no answer within {self._timeout_s} s") from late
         except Exception as raised:  # a tool may raise anything: that is its answer
             raise RecordedError(str(raised)) from raised
 

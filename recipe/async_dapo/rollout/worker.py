@@ -59,7 +59,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         """Called once by the manager; `worker` is this one's number, and `myself` its handle."""
         self._coordinator = coordinator
         self._worker = worker
-        self._calls, self._loops = Calls(), Loops()
+        self._calls, self._loops = Calls(self._options.calls.timeout_s), Loops()
         if (own := of_copy("loops")) is not None:
             self._calls, self._loops = own(
                 self.config, self._options, worker=worker, promise=lambda call_id: myself.result_of.remote(call_id)

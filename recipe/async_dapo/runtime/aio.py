@@ -40,8 +40,8 @@ class LimitReached(Exception):
     """Our own limit: what was awaited may raise a `TimeoutError`, too."""
 
 
-async def within(limit_s: float, awaitable: Awaitable[T]) -> T:
-    """Await it for at most so long, then cancel it.
+async def within(limit_s: float | None, awaitable: Awaitable[T]) -> T:
+    """Await it for at most so long, then cancel it. None: there is no limit.
 
     Raises:
         LimitReached: if it takes longer.
