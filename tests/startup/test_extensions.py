@@ -25,6 +25,8 @@ VALUES = {  # of options that any value chooses
     "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config": "{method: ngram}",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative-config": "'{}'",
 }
+MTP = "actor_rollout_ref.model.mtp."
+BESIDE = {f"{MTP}enable_rollout": [f"{MTP}enable=True"]}  # without which a value does nothing
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def bare_copy(monkeypatch, tmp_path) -> Iterator[None]:
 def test_a_value_whose_extension_is_not_in_this_copy_is_refused_by_name(run, one):
     value = one.value or VALUES[one.key]
     assert not of_options(run())
-    config = run(f"++{one.key}={value}")
+    config = run(f"++{one.key}={value}", *BESIDE.get(one.key, ()))
     wanted = f"{one.key}={OmegaConf.select(config, one.key)}: extensions/{one.extension} is not in this copy; copy"
     assert [error for error in of_options(config) if error.startswith(wanted)]
 

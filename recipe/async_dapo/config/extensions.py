@@ -97,7 +97,7 @@ SERVED = (
     # What users may say of drafts themselves.
     Served(f"{_ROLLOUT}engine_kwargs.vllm.speculative_config", None, "drafts"),
     Served(f"{_ROLLOUT}engine_kwargs.vllm.speculative-config", None, "drafts"),
-    Served("actor_rollout_ref.model.mtp.enable_rollout", True, "drafts"),
+    Served("actor_rollout_ref.model.mtp.enable_rollout", True, "drafts", {"actor_rollout_ref.model.mtp.enable": False}),
 )
 
 

@@ -85,7 +85,8 @@ def test_a_head_comes_with_the_weights_or_from_the_checkpoint(run, overrides, br
 def test_whatever_drafts_the_client_refuses_what_vllm_does_not_take_with_it(run, overrides: str) -> None:
     options = AsyncDAPOConfig.from_hydra(run(*in_full(overrides)))
     assert refused_parameters(options.extensions).keys() == {"min_p", "logit_bias", "stop"}
-    assert not refused_parameters(AsyncDAPOConfig.from_hydra(run()).extensions)
+    for others in ("", "model.mtp.enable_rollout=True"):  # which does nothing without mtp.enable
+        assert not refused_parameters(AsyncDAPOConfig.from_hydra(run(*in_full(others))).extensions)
 
 
 def test_what_says_nothing_of_drafts_has_none():
