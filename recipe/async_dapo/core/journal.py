@@ -1,8 +1,9 @@
 """What an agent loop has asked of anything but the model: calls of tools, environments, rewards, and their results.
 
-A call is written down before it is made, and its result when it arrives. When the loop runs again, a call with a
-result is answered from here, so it is made once. One that was interrupted goes on meanwhile, and is `pending`. One that
-has neither was under way when its process ended: whether it happened is unknown, and its tool says what to do.
+A call is written down before it is made, and its result when it arrives; a call that scores only when a stop interrupts
+it. When the loop runs again, a call with a result is answered from here, so it is made once. One that was interrupted
+goes on meanwhile, and is `pending`. One that has neither was under way when its process ended: whether it happened is
+unknown, and its tool says what to do.
 """
 
 from collections.abc import Iterable

@@ -53,7 +53,7 @@ class Complete(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     prompts: str = ""  # of the training data, as `prompts_in_words` names them
     options: dict[str, Any] = {}  # `lasting_options`
     model: TrainedModel | None = None
-    extensions: tuple[str, ...] = ()  # those that keep something in the pool's file
+    extensions: tuple[str, ...] = ()  # those without which the pool's file cannot be gone on with
     run: str = ""  # that of `new_run`, the same over all its resumes
 
 
