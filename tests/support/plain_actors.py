@@ -8,16 +8,19 @@ class Worker:
     is_attached = False
 
     async def attach(self, coordinator: object, worker: int, myself: object) -> None:
+        from asyncio import sleep
+
+        await sleep(0.2)  # calls that do not wait for it come first
         self.is_attached = True
 
-    async def connect(self, llm_client: object, reward_workers: object) -> None:
+    async def connect(self, llm_client: object, reward_workers: object, attached: None) -> None:
         assert self.is_attached, "the real one hands its calls to verl's loops here"
 
 
 class HangingWorker(Worker):
     """One that never gets to its end of being connected."""
 
-    async def connect(self, llm_client: object, reward_workers: object) -> None:
+    async def connect(self, llm_client: object, reward_workers: object, attached: None) -> None:
         from asyncio import Event
 
         await Event().wait()

@@ -124,8 +124,10 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._coordinator = self._coordinator_actor.remote(self._balancer, self._options.stop_timeout_s)
         self._reward_workers = reward_workers
         workers = list(enumerate(self.agent_loop_workers))
-        connecting = [worker.attach.remote(self._coordinator, index, worker) for index, worker in workers]
-        connecting += [worker.connect.remote(llm_client, reward_workers) for _, worker in workers]
+        # Ray runs calls of such an actor in any order: a worker is connected when it has been attached.
+        attached = [worker.attach.remote(self._coordinator, index, worker) for index, worker in workers]
+        connecting = [*attached]
+        connecting += [worker.connect.remote(llm_client, reward_workers, attached[index]) for index, worker in workers]
         called = [self._coordinator, self._balancer, *reward_workers]
         connecting += [_call_each(worker, called) for _, worker in workers]
         from_coordinator = _call_each(self._coordinator, [self._balancer])

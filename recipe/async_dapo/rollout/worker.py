@@ -71,8 +71,12 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         """The result of a call whose trajectory was interrupted here; the worker that continues it waits for this."""
         return await self._calls.result_of(call_id)
 
-    async def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:
-        """Called once by the manager, when there are engines, and after `attach`."""
+    async def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle], attached: None) -> None:
+        """Called once by the manager, when there are engines.
+
+        Args:
+            attached: what `attach` has returned, which so comes first.
+        """
         self.llm_client = llm_client
         self.llm_client.tokenizer = self.tokenizer  # finds stop strings over a seam
         model_tok = get_max_position_embeddings(self.model_config.hf_config)
