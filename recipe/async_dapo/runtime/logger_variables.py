@@ -27,7 +27,7 @@ PLAIN = (
     "MLP_TRACKING_REGION",
     "VERL_RL_INSIGHT_ENABLE",
 )
-# Made absolute.
+# Made absolute. One with a password or a token in it stays here, as of the addresses.
 FOLDERS = (
     "VERL_FILE_LOGGER_PATH",
     "VERL_FILE_LOGGER_ROOT",
@@ -36,7 +36,6 @@ FOLDERS = (
     "SWANLAB_LOG_DIR",
     "TRACKIO_DIR",
 )
-# One with a password or a token in it stays here.
 ADDRESSES = (
     "MLFLOW_TRACKING_URI",
     "WANDB_BASE_URL",
@@ -49,23 +48,25 @@ ADDRESSES = (
 )
 _TRACKING_URI = "MLFLOW_TRACKING_URI"
 _BEFORE_PATHS = ("sqlite:///", "file:", "")  # how it names a file or folder of MLflow's
-_SECRET = re.compile(r"://[^/]*@|write_token=")
+# Before an "@", where a password may have any character, or in a query.
+_SECRET = re.compile(r"://.*@|[?&][^=&]*(?:token|passw|pwd|secret|api_?key|access_?key)[^=&]*=", re.IGNORECASE)
 
 
 def logger_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Those that are set, as they mean the same on every node."""
     found = {name: environment[name] for name in PLAIN if name in environment}
-    found |= {name: _absolute(environment[name]) for name in FOLDERS if name in environment}
-    for name in (name for name in ADDRESSES if name in environment):
-        address = environment[name]
-        if _SECRET.search(address):
+    for name in (name for name in (*FOLDERS, *ADDRESSES) if name in environment):
+        place = environment[name]
+        if _SECRET.search(place):
             logger.warning(
                 "%s holds a password or a token, so it is not sent to other nodes, where logs would show it: set it "
                 "where Ray is started, or leave the secret out of it",
                 name,
             )
+        elif name in FOLDERS:
+            found[name] = _absolute(place)
         else:
-            found[name] = _same_place(address) if name == _TRACKING_URI else address
+            found[name] = _same_place(place) if name == _TRACKING_URI else place
     return found
 
 
