@@ -11,6 +11,7 @@ from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo_lab.plan import recommend
 from recipe.async_dapo_lab.plan.__main__ import main
 from recipe.async_dapo_lab.plan.candidates import baselines
+from recipe.async_dapo_lab.plan.report import seconds
 from recipe.async_dapo_lab.plan.sweep import sweep
 from recipe.async_dapo_lab.plan.systems import System
 
@@ -50,12 +51,12 @@ def test_it_says_how_long_it_takes_and_a_first_answer_comes_early_with_rows_that
     [first] = [place for place, line in enumerate(lines) if line.startswith("first answer, seconds of a step: ")]
     [table] = [place for place, line in enumerate(lines) if line.lstrip(" *").startswith("verl sync ")]
     assert takes < first < table and lines[takes].endswith(" on 1 free core; a first answer comes before")
-    said = dict(re.findall(r"([a-z_ ]+?) (\d+) s[,.]", lines[first].partition(": ")[2]))
+    said = dict(re.findall(r"([a-z_ ]+?) ([\d.]+) s[,.]", lines[first].partition(": ")[2]))
     names = {"verl sync", "verl colocate_async", "partial first_completed auto"}
     assert {name.strip() for name in said} == names
     for row in document["rows"]:
         if row["system"] in names:
-            assert f"{row['system']} {row['step_s']:.0f} s" in lines[first]
+            assert f"{row['system']} {seconds(row['step_s'])} s" in lines[first]
 
 
 def test_the_first_answer_is_simulated_first_and_changes_no_row():

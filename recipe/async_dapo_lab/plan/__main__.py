@@ -20,7 +20,7 @@ from .lengths import cut_below
 from .measures import StepMeasure
 from .recommend import at_equal_share, recommend
 from .record import read_record
-from .report import as_json, describe, in_words, table
+from .report import as_json, describe, in_words, seconds, table
 from .scenario import Scenario
 from .sweep import Row, expected_s, sweep
 from .systems import VERL_COLOCATE_ASYNC, VERL_SYNC
@@ -128,7 +128,7 @@ def _is_of_first_answer(candidate: Candidate) -> bool:
 
 
 def _first_answer(means: Mapping[str, StepMeasure]) -> str:
-    steps = ", ".join(f"{name} {mean.step_s:.0f} s" for name, mean in sorted(means.items()))
+    steps = ", ".join(f"{name} {seconds(mean.step_s)} s" for name, mean in sorted(means.items()))
     return f"first answer, seconds of a step: {steps}. These rows are final; another one may still be faster"
 
 

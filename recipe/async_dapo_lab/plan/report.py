@@ -14,8 +14,8 @@ from .systems import VERL
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "system": lambda row: row.candidate.system.name,
-    "step s": lambda row: _seconds(row.mean.step_s),
-    "rollout s": lambda row: _seconds(row.mean.rollout_s),
+    "step s": lambda row: seconds(row.mean.step_s),
+    "rollout s": lambda row: seconds(row.mean.rollout_s),
     "tok/s/GPU": lambda row: f"{row.mean.tokens_per_s_per_gpu:.0f}",
     "speed-up": lambda row: f"{row.speed_up:.2f}",
     "of bound": lambda row: f"{row.bound_share:.2f}",
@@ -88,7 +88,7 @@ def stay_with(mode: Row) -> str:
     where = f" ({split})" if split else ""
     return (
         f"Stay with verl's own mode: trainer.v1.trainer_mode={name}{where} is as fast as this recipe at its off-policy "
-        f"share or a lower one: step {_seconds(mode.mean.step_s)} s, off-policy {mode.mean.off_policy_ratio:.2f}"
+        f"share or a lower one: step {seconds(mode.mean.step_s)} s, off-policy {mode.mean.off_policy_ratio:.2f}"
     )
 
 
@@ -136,7 +136,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
     }
 
 
-def _seconds(value: float) -> str:
+def seconds(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
 
