@@ -56,8 +56,10 @@ def test_given_two_tools_over_http_of_which_one_is_broken_then_each_step_and_the
         monkeypatch.setenv("TOOLS_SERVICE", service.stdout.readline().split()[1])
         overrides = [word.replace("=examples/", f"={ROOT}/examples/") for word in overrides_of("http_tools")]
         overrides += [f"async_dapo.report_dir={tmp_path}/record", f"async_dapo.recorder={RECORDER}"]
-        run = train(assets, tmp_path / "run", steps=STEPS, strategy="partial", overrides=overrides)
-        service.terminate()
+        try:
+            run = train(assets, tmp_path / "run", steps=STEPS, strategy="partial", overrides=overrides)
+        finally:
+            service.terminate()
     assert len(run.steps) == STEPS and sum(run.metric("async_dapo/failure/groups")) == 0
     calls = read_calls(tmp_path / "record" / CALLS_FILE)
     assert set(calls) == {"add", "look_up"}

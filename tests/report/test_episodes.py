@@ -79,7 +79,7 @@ def test_text_and_page_say_which_version_said_what_and_what_came_from_a_tool():
         "     2.00 s  between turns: calls, code of its own, or a stop, for 3.00 s",
         "     5.00 s  turn 2 in line for 0.00 s, then in a for 1.00 s: 1 token",
         "     6.00 s  turn 2 waits, over a stop or a lost engine, for 0.00 s",
-        "     6.00 s  turn 2 in line for 1.00 s, then the round stops",
+        "     6.00 s  turn 2 in line for 1.00 s, then the round stops, or its engine is lost",
         "     7.00 s  turn 2 waits, over a stop or a lost engine, for 3.00 s",
         "    10.00 s  turn 2 in line for 0.25 s, then in b for 1.75 s: 7 tokens",
         "     5.50 s  turn 3 in line for 0.00 s, then in b for 0.25 s: 3 tokens",

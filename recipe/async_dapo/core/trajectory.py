@@ -53,7 +53,7 @@ class Suspension:
 class Timed(NamedTuple):
     """A request to an engine, when it was made, sent to a server, and over: seconds since 1970."""
 
-    server: str  # empty if the round stopped before there was one
+    server: str  # empty if there was none, as the round stopped or the engine was lost
     asked_s: float
     sent_s: float
     over_s: float

@@ -137,7 +137,7 @@ def time_line(episode: Episode) -> Iterator[str]:
                 wait_s = one.asked_s - before.over_s
                 yield line(before.over_s, f"turn {number} waits, over a stop or a lost engine, for {wait_s:.2f} s")
             engine = f"in {one.server} for {one.over_s - one.sent_s:.2f} s: {_tokens(one.tokens)}"
-            what = engine if one.server else "the round stops"
+            what = engine if one.server else "the round stops, or its engine is lost"
             yield line(one.asked_s, f"turn {number} in line for {one.sent_s - one.asked_s:.2f} s, then {what}")
         over_s = max(over_s, turn[-1].over_s)
 
