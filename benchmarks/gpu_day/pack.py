@@ -94,8 +94,8 @@ def distribution(requirement: str) -> str:
 
 
 def names(file: Path) -> set[str]:
-    """Of distributions, a line each."""
-    return {line for line in file.read_text("utf-8").splitlines() if line and not line.startswith("#")}
+    """Of distributions, a line each, as `pip list --format=freeze` and package indexes write them."""
+    return {distribution(line) for line in file.read_text("utf-8").splitlines() if line and not line.startswith("#")}
 
 
 def requirements() -> list[str]:
