@@ -11,6 +11,7 @@ from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo_lab.plan.candidates import bound_of
 from recipe.async_dapo_lab.plan.hardware import load_model
+from recipe.async_dapo_lab.rehearsal import options as options_module
 from recipe.async_dapo_lab.rehearsal.emulation import (
     check_rehearsable,
     emulate,
@@ -112,6 +113,13 @@ def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, m
 
     with pytest.raises(ConfigError, match=message):
         check()
+
+
+def test_given_a_copy_that_runs_no_agent_programs_then_a_scripted_one_is_refused_by_name(stand_in_run, monkeypatch):
+    config = stand_in_run("rehearsal.agent_turns=3")
+    monkeypatch.setattr(options_module, "declared", dict)
+    with pytest.raises(ConfigError, match=r"rehearsal\.agent_turns=3: extensions/gateway is not in this copy"):
+        RehearsalOptions.from_hydra(config)
 
 
 def test_engines_of_a_rehearsal_take_the_factor_that_a_record_was_fitted_with(stand_in_run):

@@ -11,7 +11,7 @@ from typing import Any, cast
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config.extensions import chosen
+from ...async_dapo.config.extensions import chosen, declared, not_in_copy
 from ...async_dapo.config.options import training_gpus, updates_of
 from ...async_dapo.config.values import (
     ConfigError,
@@ -35,6 +35,7 @@ ConfigStore.instance().store(
 NODE = "rehearsal."
 CONFIG = "config.yaml"  # in the folder of results: the configuration of the run, there when all checks have passed
 KV_CACHE_DTYPE = "engine_kwargs.vllm.kv_cache_dtype"
+AGENTS_NEED = "gateway"  # the extension that scripted agents stand on
 
 
 class CompressedClock:
@@ -88,6 +89,8 @@ class RehearsalOptions:
         options = parse_options(cls, node, NODE)
         if options.warmup >= options.steps:
             raise ConfigError(NODE + "warmup", options.warmup, f"must be below {NODE}steps={options.steps}")
+        if options.agent_turns is not None and AGENTS_NEED not in declared():
+            raise ConfigError(NODE + "agent_turns", options.agent_turns, not_in_copy(AGENTS_NEED, "leave it null"))
         return options
 
     @property
