@@ -140,9 +140,7 @@ class Gateway:
             logger.error("the gateway has failed at a request to %s", http.path, exc_info=error)
         refused = Refused(500, f"the gateway has failed: {error!r:.300}", "internal_error")
         with suppress(Refused):
-            session = self._session_of(http)
-            session.counts["errors"] += 1
-            session.refuse(refused)
+            self._session_of(http).note_error(refused)
         return refused
 
     async def _models(self, request: web.Request, api: Api) -> web.StreamResponse:

@@ -34,7 +34,7 @@ from .reading import ReplyReader, schema_of
 from .template import Template
 from .turn_ledger import TurnLedger
 
-MOST_REFUSED = 20  # requests in a row
+MOST_REFUSED = 20  # requests in a row; of the gateway's own errors, in all
 
 
 def over() -> Refused:
@@ -175,6 +175,15 @@ class Session:
         self._refused_in_a_row += 1
         if self._refused_in_a_row >= MOST_REFUSED:
             self._fail(TrajectoryFailed("agent_refused", Cause(f"{MOST_REFUSED} refused requests in a row: {refused}")))
+
+    def note_error(self, refused: Refused) -> None:
+        """An error of the gateway's own is a refusal, too. A reply that is there and cannot be written ends a row of
+        refusals whenever it is asked for, so errors are counted over the whole session.
+        """
+        self.counts["errors"] += 1
+        self.refuse(refused)
+        if self.counts["errors"] >= MOST_REFUSED:
+            self._fail(TrajectoryFailed("agent_refused", Cause(f"{MOST_REFUSED} requests failed: {refused}")))
 
     def _fail(self, error: Exception) -> None:
         if not self.failure.done():

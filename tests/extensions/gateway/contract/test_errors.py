@@ -76,6 +76,25 @@ def test_given_an_error_of_the_gateway_itself_then_its_agent_is_told_may_ask_aga
     assert "the gateway has failed at a request to /v1/" in caplog.text and "unheard of" in caplog.text
 
 
+def test_given_a_reply_that_can_never_be_written_then_an_agent_that_asks_for_ever_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise IndexError("unheard of")
+
+    monkeypatch.setattr(chat, "body_of", fails)
+
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key, max_retries=0) as client:
+            while True:
+                with suppress(openai.APIConnectionError):
+                    await client.chat.completions.create(model="policy", messages=QUESTION)  # type: ignore[arg-type]
+
+    outcome, _, life = play(agent, says=texts("yes"))
+    assert outcome.reason == "agent_refused" and "the gateway has failed: IndexError" in outcome.cause.summary
+    assert life.server.requests == 1 and life.counted["gateway/failed_sessions"] == 1
+
+
 def test_given_engines_that_fail_at_a_turn_then_its_agent_is_told_and_its_session_counts_as_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
