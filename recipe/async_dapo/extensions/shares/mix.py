@@ -133,8 +133,15 @@ class SourceMix(Mix):
         self.without_share = {
             source: groups.certain + groups.open for source, groups in at_hand.items() if source not in self._own
         }
+        return self._missing(at_hand)
+
+    def _missing(self, at_hand: Mapping[str, AtHand]) -> dict[str, int]:
         counts = {source: own.missing(at_hand.get(source, NOTHING)) for source, own in self._own.items()}
         return {source: count for source, count in counts.items() if count}
+
+    @property
+    def groups_to_hold(self) -> int:
+        return sum(self._missing({}).values())
 
     def to_draw(self, at_hand: Mapping[str, AtHand]) -> dict[str, int]:
         return {

@@ -79,6 +79,12 @@ def test_as_many_groups_are_begun_as_the_steps_that_may_train_on_them_take(
     assert {quota.most_trainable for quota in unlimited.values()} == {None}
 
 
+def test_what_is_held_of_sources_without_a_share_is_known_until_the_next_round_opens() -> None:
+    mix = mix_of({"a": Fraction(1)})
+    mix.missing({"a": AtHand(certain=1, open=2), "left out": AtHand(certain=1, open=2)})
+    assert mix.groups_to_hold == 16 and mix.without_share == {"left out": 3}, "the metric forgets nothing"
+
+
 def test_named_shares_are_the_same_in_each_step() -> None:
     mix = mix_of({"a": Fraction(1, 3), "b": Fraction(2, 3)}, 8)
     for _ in range(3):
