@@ -114,6 +114,12 @@ class OverSampling:
             return max(1, self.missing(at_hand))
         return self.batch_size if self.max_partial_share is None else self._surplus + 1
 
+    def aim_at(self, target_valid_groups: int) -> None:
+        """Groups that the next step trains. What is held beyond them follows; with a cap, as `observe` adapts it."""
+        self.target_valid_groups = target_valid_groups
+        if self.max_partial_share is None:
+            self._surplus = self._max_surplus
+
     def observe(self, partial_share: float, *, valid: int = 0, judged: int = 0) -> None:
         """Learn from a step.
 

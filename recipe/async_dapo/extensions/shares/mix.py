@@ -85,7 +85,7 @@ class SourceMix(Mix):
         """Targets of the next step, and how much it and the later steps train that its tokens are not too stale for."""
         self.targets = self._targets(self._owed)
         for source, own in self._own.items():
-            own.target_valid_groups = self.targets[source]
+            own.aim_at(self.targets[source])
         if self._versions is None:
             return
         owed, targets, most = self._owed, self.targets, Counter(self.targets)
@@ -188,7 +188,7 @@ class SourceMix(Mix):
         """Go on from a checkpoint, with the shares of this run."""
         if state.owed.keys() == self._shares.keys():
             self._owed = {source: Fraction(owed) for source, owed in state.owed.items()}
+        self._plan()
         for source, kept in state.over_sampling.items():
             if source in self._own:
                 self._own[source].restore(kept)
-        self._plan()

@@ -85,6 +85,27 @@ def test_what_is_held_of_sources_without_a_share_is_known_until_the_next_round_o
     assert mix.groups_to_hold == 16 and mix.without_share == {"left out": 3}, "the metric forgets nothing"
 
 
+@pytest.mark.parametrize("batch", [None, 12])
+def test_a_source_that_a_step_leaves_out_is_held_in_the_others_as_its_target_of_each_asks(batch: int | None) -> None:
+    """Its first target is none: it was held without any surplus in all steps."""
+    mix = mix_of({"few": Fraction(1, 16), "many": Fraction(15, 16)}, 6, carries=True, batch=batch)
+    assert mix.targets["few"] == 0
+    steps = []
+    for _ in range(8):
+        held = mix.missing({})
+        of_all = {"few": 1, "many": 11} if batch else {source: 2 * count for source, count in mix.targets.items()}
+        assert held == {source: of_all[source] for source, count in mix.targets.items() if count}
+        steps.append((mix.targets, held))
+        mix.take([])
+    assert any(targets["few"] for targets, _ in steps), "it never had its turn"
+    again = mix_of({"few": Fraction(1, 16), "many": Fraction(15, 16)}, 6, carries=True, batch=batch)
+    for _ in steps[:5]:
+        again.take([])
+    resumed = mix_of({"few": Fraction(1, 16), "many": Fraction(15, 16)}, 6, carries=True, batch=batch)
+    resumed.restore(again.state())
+    assert (resumed.targets, resumed.missing({})) == steps[5]
+
+
 def test_named_shares_are_the_same_in_each_step() -> None:
     mix = mix_of({"a": Fraction(1, 3), "b": Fraction(2, 3)}, 8)
     for _ in range(3):
