@@ -16,7 +16,9 @@ from math import ceil
 
 from ...config.options import AsyncDAPOConfig
 from ...config.values import SelectBy
+from ...core.mix import Mix
 from ...core.outcome import Verdict
+from ...core.over_sampling import OverSampling
 from ...core.round_parts import ALL
 from ...core.staleness import VersionShares
 from ...core.trajectory import PromptGroup
@@ -59,6 +61,12 @@ class HistorySource(Source):
         self.history = PromptHistory(options.selection.forgetting)
         self._deferred: dict[str, Deferred] = {}  # by the prompts' names
         self._skipped = 0  # since the last batch
+
+    def mix(self, over_sampling: OverSampling) -> Mix:
+        return self._source.mix(over_sampling)
+
+    def begin(self) -> None:
+        self._source.begin()
 
     @property
     def held(self) -> int:

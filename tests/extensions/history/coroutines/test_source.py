@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.config.options import Selection
 from recipe.async_dapo.config.values import SelectBy
+from recipe.async_dapo.core.mix import Mix
+from recipe.async_dapo.core.over_sampling import OverSampling
 from recipe.async_dapo.core.round_parts import ALL
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.extensions.history.source import HistorySource
@@ -63,6 +65,16 @@ def test_given_a_history_then_prompts_that_were_alike_are_skipped_most_and_unkno
     assert skipped("mixed") < 0.05
     assert 0.6 < skipped("hard") <= 0.8 and 0.6 < skipped("easy") <= 0.8
     assert not any(uniform.skips(group(i, "hard")) for i in range(100))
+
+
+def test_a_source_that_has_a_mix_of_its_own_keeps_it_behind_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, begun, over_sampling = Keys("a"), list[bool](), OverSampling(target_valid_groups=4, batch_size=None)
+    own = Mix(over_sampling)
+    monkeypatch.setattr(loader, "mix", lambda asked: own if asked is over_sampling else None)
+    monkeypatch.setattr(loader, "begin", lambda: begun.append(True))
+    made = source(loader)
+    made.begin()
+    assert made.mix(over_sampling) is own and begun == [True]
 
 
 KEYS = st.lists(st.sampled_from(["hard 1", "hard 2", "hard 3", "mixed", "unknown"]), min_size=1, max_size=60)
