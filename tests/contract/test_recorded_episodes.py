@@ -33,4 +33,5 @@ def test_given_a_group_s_rows_then_each_episode_has_the_requests_of_its_turns(
     tags = [{"seq_len": 5, "age": 0}] * count
     episodes = list(_episodes(7, KVBatchMeta(partition_id="train", keys=[*rows], tags=tags)))
     assert [one.uid for one in episodes] == [*rows] and {one.reward for one in episodes} == {1.0}
+    assert {tuple(one.versions) for one in episodes} == {(0, 1, -1)}, "as each token was sampled"
     assert [one.timed for one in episodes] == [[[list(REQUEST)]] if number != 1 else [] for number in range(count)]

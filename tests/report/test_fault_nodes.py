@@ -44,7 +44,7 @@ class LifeOnAStandIn(TwoNodeLife):
 
 
 def await_file(name: str) -> None:
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 300.0
     while not Path(name).exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)

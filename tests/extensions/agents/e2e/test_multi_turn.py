@@ -27,6 +27,7 @@ ROUND_LIMIT_TOK = 265  # of 296 that a trajectory may generate: enough groups en
 PROMPTS = 40  # few, so that all that are trained have been validated
 SANDBOX = "pieces.put(line)"  # in the command of a sandbox's process
 TOLERANCE = 1e-4  # nats, float32
+END_S = 60.0
 
 LIMITS: dict[str, tuple[str, ...]] = {
     "partial": (
@@ -162,9 +163,10 @@ def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_ano
         assert max(Counter(one["pid"] for one in told).values()) > 1
     else:
         assert max(began_with.values()) > 1, "that run was killed, and none had to be built again"
-    processes = psutil.process_iter(["cmdline"])
-    alive = {process.pid for process in processes if SANDBOX in " ".join(process.info["cmdline"] or [])}
-    assert alive.isdisjoint(began_with)
+    processes = [one for one in psutil.process_iter(["cmdline"]) if one.pid in began_with]
+    left = [one for one in processes if SANDBOX in " ".join(one.info["cmdline"] or [])]  # else the number is another's
+    _, alive = psutil.wait_procs(left, timeout=END_S)  # one ends as soon as it reads that its worker has
+    assert not alive
 
 
 @pytest.mark.nightly
