@@ -141,6 +141,17 @@ def test_what_is_no_number_or_no_switch_is_refused_by_name_in_options_that_no_ta
     assert {error.args[0] for error in found.value.errors if f"={value}: must be {said}" in str(error)} == others
 
 
+def test_a_variable_of_the_environment_as_a_switch_is_refused_unless_it_is_decoded(run, monkeypatch):
+    """verl would take its text, "False", for true."""
+    monkeypatch.setenv("A_SWITCH", "False")
+    key = "actor_rollout_ref.model.use_shm"
+    assert key not in TYPES
+    with pytest.raises(ConfigError, match=rf"^{key}=False: must be True or False, or null, not text; of a variable"):
+        check_types(run(f"{key}='${{oc.env:A_SWITCH}}'"))
+    for decoded in ("'${oc.decode:${oc.env:A_SWITCH}}'", "${trainer.use_v1}", "'${oc.env:NOT_THERE}'"):
+        check_types(run(f"{key}={decoded}"))
+
+
 def test_a_text_as_a_switch_is_refused_by_name(run):
     with pytest.raises(ConfigErrors) as found:
         check_types(run(*(f"++{key}=off" for key in SWITCHES)))

@@ -307,13 +307,15 @@ def _others(config: DictConfig) -> Iterator[tuple[str, Any, Any]]:
     own = verls_own(engine_of(config))
     for key, value in options_of(config):
         if key in own and key not in TYPES and not key.startswith("async_dapo."):
+            if isinstance(own[key], bool) and isinstance(value, str) and "${" in value:
+                value = OmegaConf.select(config, key, throw_on_resolution_failure=False)
             yield key, value, own[key]
 
 
 def _check_kind(key: str, value: Any, own: Any) -> None:
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(key, value, "must be a number; set one, or leave it out")
-    if isinstance(own, bool) and isinstance(value, str) and "${" not in value:
+    if isinstance(own, bool) and isinstance(value, str):
         typed(bool | None, value, key)
 
 
