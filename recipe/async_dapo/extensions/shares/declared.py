@@ -6,6 +6,7 @@ from ...config.values import Rule
 # fmt: off
 DECLARED = Declared(
     source="prompts.SharedSource",
+    checks="checks.with_checks",
     together=(
         Rule("async_dapo.sources", lambda it: it.sources is not None and it.is_separate,
              "engines that never stop hand over whatever is valid first; leave it null with "

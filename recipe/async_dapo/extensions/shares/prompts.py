@@ -22,10 +22,9 @@ from ...rollout.reports import RoundRecord
 from ...training.checkpoints import from_bytes, to_bytes
 from ...training.source import Loader, Rows, Source
 from .mix import SharesState, SourceMix
+from .named_shares import OPTION, check_batch, check_names, named_shares, whole
 
 logger = logging.getLogger(__name__)
-
-OPTION = "async_dapo.sources"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,23 +93,17 @@ class SharedSource(Source):
             self._rows.setdefault(name, []).append(row)
         assert self._mix is not None, "the mix is asked for before the data are loaded"
         self._mix.begin(self._shares())
-        without = [name for name, groups in self._mix.targets.items() if not groups]
-        if without and isinstance(self._options.sources, dict):
-            batch = self._options.target_valid_groups
-            remedy = f"{without[0]!r} has no group of a batch of {batch}; give it a larger number, or leave it out"
-            raise ConfigError(OPTION, dict(self._options.sources), remedy)
 
     def _shares(self) -> Mapping[str, Fraction]:
         asked, there = self._options.sources, self._rows
         if not isinstance(asked, dict):
-            return _parts({name: Fraction(len(rows)) for name, rows in there.items()})
-        shares = {str(name): Fraction(str(share)) for name, share in asked.items()}  # 1 is the source "1"
-        if absent := sorted(shares.keys() - there.keys()):
-            named = ", ".join(map(repr, sorted(there)))
-            raise ConfigError(OPTION, dict(asked), f"the data have no source {absent[0]!r}; theirs are {named}")
+            return whole({name: Fraction(len(rows)) for name, rows in there.items()})
+        check_names(asked, there)
+        check_batch(asked, self._options.target_valid_groups)
+        shares = named_shares(asked)
         if unnamed := {name: len(rows) for name, rows in sorted(there.items()) if name not in shares}:
             logger.info("%s: prompts of sources that have no share are not drawn: %s", OPTION, unnamed)
-        return _parts(shares)
+        return shares
 
     def draw(self, count: int, step: int, part: str = ALL) -> list[PromptGroup]:
         if self._mix is None:
@@ -148,8 +141,3 @@ class SharedSource(Source):
         held = from_bytes(ReadState, state)
         self._mix.restore(held.shares)
         self._read = {name: count for name, count in held.read.items() if name in self._rows}
-
-
-def _parts(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
-    whole = sum(weights.values())
-    return {name: weight / whole for name, weight in weights.items()}
