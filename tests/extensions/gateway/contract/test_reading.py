@@ -5,6 +5,7 @@ import json
 from typing import NamedTuple
 
 import pytest
+from verl.experimental.agent_loop.tool_parser import ToolParser
 
 from recipe.async_dapo.extensions.gateway.messages import Reply, Request
 from recipe.async_dapo.extensions.gateway.reading import ReplyReader, known_parsers
@@ -92,7 +93,8 @@ def arguments(reply: Reply) -> list[object]:
 
 
 def test_every_parser_that_verl_has_is_known() -> None:
-    assert sorted(FAMILIES) == known_parsers()
+    of_verl = [name for name in known_parsers() if ToolParser._registry[name].__module__.startswith("verl.")]
+    assert sorted(FAMILIES) == of_verl  # tests of other files register theirs, too
 
 
 @pytest.mark.parametrize("parser", FAMILIES)
