@@ -96,7 +96,7 @@ class Calls:
     """
 
     def __init__(self, timeout_s: float | None = None) -> None:
-        self._timeout_s = timeout_s
+        self._limit_s = timeout_s
 
     def wrap(self, tools: list[Any]) -> list[Any]:
         """Tools as agent loops get them."""
@@ -121,11 +121,11 @@ class Calls:
             RecordedError: if the call raised, or took too long.
         """
         try:
-            return await within(self._timeout_s, value_of(make))
+            return await within(self._limit_s, value_of(make))
         except (ConfigError, TrajectoryFailed):
             raise
         except LimitReached as late:
-            raise RecordedError(f"no answer within {self._timeout_s} s") from late
+            raise RecordedError(f"no answer within {self._limit_s} s") from late
         except Exception as raised:  # a tool may raise anything: that is its answer
             raise RecordedError(str(raised)) from raised
 
