@@ -258,7 +258,7 @@ def test_one_pass_has_the_loss_and_the_gradient_of_two(correction: str) -> None:
     config, model = compose_run(row_of("partial", str(BOUND), correction).overrides), copy.deepcopy(sampled_by)
     rows, _ = Learner(model, config).prepare(trained, step=step)
     two, one = _data(rows), _data(rows).exclude("old_log_probs", "rollout_is_weights")
-    one.set_non_tensor(one_update.FIELD, one_update.told(config, newest=step - 1))
+    one.set_non_tensor(one_update.FIELD, one_update.loss_context(config, newest=step - 1))
     losses, gradients = [], []
     for data in (two, one):
         model.zero_grad()

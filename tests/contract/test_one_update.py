@@ -157,7 +157,7 @@ def check_variant(config: DictConfig) -> None:
     expected, metrics = two.update(complete)
     assert max(float((a - b).abs().max()) for a, b in zip(expected, before, strict=True)) > 1e-3
     given = complete if bypasses else data
-    found, own_metrics = one.update(given, **{one_update.FIELD: one_update.told(config, newest=NEWEST)})
+    found, own_metrics = one.update(given, **{one_update.FIELD: one_update.loss_context(config, newest=NEWEST)})
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     own_metrics |= one_update.step_metrics(own_metrics)
     tokens = {name: complete[name].values() for name in TOKENS}
@@ -184,6 +184,6 @@ def test_given_one_pass_when_a_step_is_trained_then_parameters_and_metrics_are_t
 def test_given_no_weights_when_their_threshold_is_a_band_then_its_upper_end_is_counted():
     correction = {"bypass_mode": False, "rollout_is": None, "rollout_is_threshold": "0.5_5.0"}
     config = OmegaConf.create({"algorithm": {"rollout_correction": correction}})
-    assert one_update.told(config, newest=1) == one_update.OneUpdate(
+    assert one_update.loss_context(config, newest=1) == one_update.OneUpdate(
         bypasses=False, weighs=False, threshold=5.0, newest=1
     )
