@@ -4,7 +4,7 @@ import itertools
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.call_figures import CallFigures, CountSamples
@@ -28,6 +28,7 @@ def test_a_call_of_unknown_duration_is_counted_and_shortens_no_median() -> None:
     assert found.calls == 2 and found.median_s == pytest.approx(3.0, rel=0.051)
 
 
+@example(counts=[0, 1, 0, 1, 0], limit=4)  # of which every second one is 0
 @given(counts=st.lists(st.integers(0, 3), max_size=400), limit=st.integers(4, 32))
 def test_samples_of_a_count_are_bounded_in_order_and_end_with_what_it_is_now(counts: list[int], limit: int) -> None:
     samples = CountSamples(limit)

@@ -52,12 +52,14 @@ class CountSamples:
         self._samples = samples
         self._newest = samples[-1] if samples else None
         self._every, self._changes = 1, 0
+        self._is_all_0 = not any(count for _, count in samples)
 
     def add(self, time_s: float, count: int) -> None:
         """What it is from now on."""
         if self._newest is not None and self._newest[1] == count:
             return
         self._newest = (time_s, count)
+        self._is_all_0 = self._is_all_0 and count == 0  # samples may have left out all that was not
         if self._changes % self._every == 0:
             self._samples.append(self._newest)
         self._changes += 1
@@ -67,8 +69,8 @@ class CountSamples:
 
     def take(self, now_s: float) -> tuple[tuple[float, int], ...]:
         """In order of time, since it was asked last, with what it is now; nothing if it was always 0."""
-        taken = self._samples
+        taken, is_all_0 = self._samples, self._is_all_0
         if self._newest is not None and taken[-1] != self._newest:
             taken.append(self._newest)
         self._begin([] if self._newest is None else [(now_s, self._newest[1])])
-        return (*taken, *self._samples) if any(count for _, count in taken) else ()
+        return () if is_all_0 else (*taken, *self._samples)
