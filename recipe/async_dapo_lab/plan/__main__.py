@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _run(options)
     except ConfigError as error:
-        _say(f"error: {error}", to=stderr)
+        key, value, remedy = error.args
+        _say(f"error: {_flag(key) if hasattr(options, key) else key}={value}: {remedy}", to=stderr)
         return 2
     return 0
 
@@ -161,8 +162,12 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("inputs")
     for name, (default, about) in Inputs.described().items():
         words = f"{about} (default: {'null' if default is None else default})"
-        group.add_argument(f"--{name.replace('_', '-')}", dest=name, metavar="VALUE", help=words.replace("%", "%%"))
+        group.add_argument(_flag(name), dest=name, metavar="VALUE", help=words.replace("%", "%%"))
     return parser
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _say(text: str, *, to: Console | None = None) -> None:
