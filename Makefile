@@ -9,9 +9,9 @@ test:
 fast-test:
 	bash run_tests.sh --fast
 
-# The recipe without each extension in turn, in a copy: nothing else may need it.
+# The recipe without each extension in turn, in a copy, or without NAMES="one other" only: nothing else may need it.
 without-extensions:
-	bash tests/without_extensions.sh
+	bash tests/without_extensions.sh $(NAMES)
 
 # The engine code on the versions that verl's extra installs on GPUs: 10 GB, some minutes; not part of CI.
 test-gpu-versions:

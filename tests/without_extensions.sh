@@ -1,38 +1,68 @@
 #!/usr/bin/env bash
 # Deletes each extension in turn, with its tests, in a copy of what git knows, and runs the fast tier there; last, all of
-# them together. Needs the packages of `run_tests.sh` in .venv, or in PYTHON's environment.
+# them together. Two at a time, each in a copy of its own. Needs the packages of `run_tests.sh` in .venv, or in PYTHON's
+# environment.
 # usage: without_extensions.sh [NAME ...]
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-$PWD/.venv/bin/python}
-copy=$(mktemp -d)
-trap 'rm -rf "$copy"' EXIT
-all=()
-for file in recipe/async_dapo/extensions/*/declared.py; do
-  all+=("$(basename "$(dirname "$file")")")
+cases=("$@")
+for name in "$@"; do
+  [[ -e recipe/async_dapo/extensions/$name ]] || { echo "no extension is called $name" && exit 2; }
 done
-
-needs_agents=(gateway)  # goes with it
-
-without() {
-  rm -rf "${copy:?}"/* "$copy/.git"
-  git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --target-directory="$copy"
-  git init -q "$copy"  # results name their commit
-  git -C "$copy" -c user.name=copy -c user.email=copy@localhost commit -q --allow-empty -m copy
-  local names=("$@")
-  [[ " $* " != *" agents "* ]] || names+=("${needs_agents[@]}")
-  for name in "${names[@]}"; do
-    rm -rf "$copy/recipe/async_dapo/extensions/$name" "$copy/tests/extensions/$name"
+if [[ $# -eq 0 ]]; then
+  for file in recipe/async_dapo/extensions/*/declared.py; do
+    cases+=("$(basename "$(dirname "$file")")")
   done
-  echo "== without ${names[*]}"
-  # As `run_tests.sh --fast`.
-  (cd "$copy" && HYPOTHESIS_PROFILE=few "$python" -m pytest -q --dist loadfile --no-loadscope-reorder --numprocesses 2 \
-    --ignore=tests/{cpu,e2e,gpu_check,ray,scripts,startup} --ignore-glob='tests/extensions/*/'{cpu,e2e,ray,startup} \
-    -m "not slow")
+  cases+=("${cases[*]}")
+fi
+
+make_copy() {
+  mkdir "$1"
+  git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --target-directory="$1"
+  git init -q "$1" # results name their commit
+  git -C "$1" -c user.name=copy -c user.email=copy@localhost commit -q --allow-empty -m copy
 }
 
-for name in "${@:-${all[@]}}"; do
-  without "$name"
-done
-[[ $# -gt 0 || ${#all[@]} -lt 2 ]] || without "${all[@]}"
+# As `run_tests.sh --fast`, in one lane. The folders come back afterwards: all else keeps its bytecode.
+without() {
+  local copy=$1 names=$2 name folder kept status=0
+  [[ " $names " != *" agents "* || " $names " == *" gateway "* ]] || names+=" gateway" # goes with it
+  kept=$copy.kept
+  for name in $names; do
+    for folder in {recipe/async_dapo,tests}/extensions/"$name"; do
+      [[ ! -e $copy/$folder ]] || { mkdir -p "$kept/$(dirname "$folder")" && mv "$copy/$folder" "$kept/$folder"; }
+    done
+  done
+  (cd "$copy" && PYTHONDONTWRITEBYTECODE='' HYPOTHESIS_PROFILE=few "$python" -m pytest -q \
+    --ignore=tests/{cpu,e2e,gpu_check,ray,scripts,startup} --ignore-glob='tests/extensions/*/'{cpu,e2e,ray,startup} \
+    -m "not slow") >"$copy.said" 2>&1 || status=$?
+  { echo "== without $names" && cat "$copy.said"; } >"$copy.told"
+  cat "$copy.told"
+  cp -a "$kept/." "$copy" && rm -rf "$kept"
+  return "$status"
+}
+
+# A copy takes every second case.
+lane() {
+  local status=0 index
+  make_copy "$copies/$1"
+  for ((index = $1; index < ${#cases[@]}; index += 2)); do
+    without "$copies/$1" "${cases[index]}" || { status=1 && echo "== FAILED without ${cases[index]}" >>"$copies/failed"; }
+  done
+  return "$status"
+}
+
+copies=$(mktemp -d)
+trap 'kill -- -"$first" -"$second" 2>/dev/null || true; rm -rf "$copies"' EXIT
+set -m # process groups, which end with this script
+lane 0 &
+first=$!
+lane 1 &
+second=$!
+status=0
+wait "$first" || status=1
+wait "$second" || status=1
+[[ $status -eq 0 ]] || cat "$copies/failed"
+exit "$status"
