@@ -52,6 +52,7 @@ def composed() -> DictConfig:
     return compose_run([*WITH_REHEARSAL])
 
 
+@pytest.mark.slow
 def test_files_commands_options_and_metrics_that_pages_name_exist(composed: DictConfig) -> None:
     wrong = {
         name: [*files_in(name), *commands_in(name), *options_in(name, composed), *metrics_in(name)] for name in PAGES
@@ -128,6 +129,7 @@ def test_a_limit_that_a_user_sets_is_on_the_page_of_promises() -> None:
     assert not [name for name in named if name not in table]
 
 
+@pytest.mark.slow
 def test_messages_in_the_troubleshooting_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| `(.*?)` \|", page("docs/troubleshooting.md").text, re.MULTILINE)
     assert len(rows) > 20

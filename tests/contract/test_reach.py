@@ -3,6 +3,7 @@ file does.
 """
 
 import pandas as pd
+import pytest
 
 from benchmarks.reach.__main__ import verdict
 from benchmarks.reach.summary import ACCEPTED, IGNORED, OPTIONS, OUTCOMES, REFUSED, VERDICTS, counts
@@ -19,6 +20,7 @@ FITS = [
 ]
 
 
+@pytest.mark.slow
 def test_what_nothing_reads_is_told_apart_from_what_is_refused():
     assert verdict(FITS) == {"training": "dp", "verdict": ACCEPTED, "left_out": 0, "reasons": ""}
     ignored = [*FITS, "+trainer.no_such_option=1", "trainer.balance_batch=False"]

@@ -177,6 +177,7 @@ def test_given_any_loss_of_tokens_then_means_of_sequences_are_those_of_trajector
     assert difference(expected, weighted) < 1e-5 < difference(expected, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["gspo", "kl_cov"])
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_given_ratios_of_rows_or_tokens_that_stand_out_then_before_the_model_moves_rows_weigh_as_one(

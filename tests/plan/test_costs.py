@@ -159,6 +159,7 @@ JSON = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 ANY_JSON = st.recursive(JSON, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5)
 
 
+@pytest.mark.slow
 @given(st.data(), ANY_JSON | st.integers(0, 2**40))
 def test_whatever_a_field_of_a_config_json_holds_then_sizes_are_sizes_or_the_error_names_it(data, value):
     whole = data.draw(st.sampled_from((DENSE, QWEN3_NEXT_80B, SEEING)))

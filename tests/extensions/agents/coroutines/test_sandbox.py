@@ -113,6 +113,7 @@ def work_in_a_sandbox(told: Connection) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_given_code_that_never_ends_when_its_worker_is_killed_then_its_process_ends() -> None:
     forked = multiprocessing.get_context("fork")  # with all that this process has imported
     hears, told = forked.Pipe(duplex=False)
