@@ -201,7 +201,8 @@ def later(place, act, argument):
 
 def compute_score(then, place, text=""):
     if then == "a thread that holds the interpreter":
-        threading.Thread(target=later, args=(place, ctypes.PyDLL(None).sleep, 1000)).start()
+        says_so = f"touch '{place} and more'; exec sleep 1000".encode()
+        threading.Thread(target=later, args=(place, ctypes.PyDLL(None).system, says_so)).start()
     elif then == "a child, and exits" and not os.fork():
         ctypes.CDLL(None).sleep(1000)
     elif then == "a child, and exits":
@@ -226,6 +227,9 @@ def test_given_a_call_that_leaves_something_behind_then_the_next_one_does_not_ha
             assert time.monotonic() < deadline, "the child has the connection, and the process counts as alive"
             time.sleep(0.01)
         return
-    time.sleep(TIMEOUT_S / 2)  # until the thread holds the interpreter, for good
+    deadline = time.monotonic() + PATIENCE_S
+    while not Path(f"{place} and more").exists():  # the thread holds the interpreter, for good
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     with pytest.raises(RewardProcessKilled, match="no answer within"):
         process.ask({"then": "", "place": "", "text": "x" * 10**7})
