@@ -2,7 +2,8 @@
 # Installs the locked packages and tests; linters, type checker and the documents' site run beside the first tests. Ends
 # with pytest's summary.
 # usage: run_tests.sh [--fast | --nightly | --checks] [PYTEST_ARGUMENT ...]
-#   --fast     decisions, coroutines, planner, report and contracts, in about a minute: nothing starts Ray
+#   --fast     decisions, coroutines, planner, report and contracts, in about a minute: nothing starts Ray, and the site
+#              is not built
 #   --nightly  all tests, and those that are too slow for every change
 #   --checks   linters, types and documents alone
 # for example: run_tests.sh tests/e2e/test_partial_rollout.py
@@ -21,7 +22,7 @@ if [[ ${1:-} == --checks ]]; then
   mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
   shellcheck --external-sources "${scripts[@]}"
   python -m docs.generate --check
-  bash docs/build.sh
+  [[ ${2:-} == --fast ]] || bash docs/build.sh
   exit
 fi
 
@@ -32,7 +33,7 @@ fi
 said=$(mktemp -d)
 trap 'kill -- -"$checks" 2>/dev/null || true; rm -rf "$said"' EXIT
 set -m
-{ bash run_tests.sh --checks >"$said/checks" 2>&1 || { cat "$said/checks" && exit 1; }; } &
+{ bash run_tests.sh --checks "${1:-}" >"$said/checks" 2>&1 || { cat "$said/checks" && exit 1; }; } &
 checks=$!
 set +m
 

@@ -86,7 +86,7 @@ FEW_SEEDS = 4  # one for each strategy
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "fixed")
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
 settings.register_profile("nightly", settings.get_profile("fixed"))
-settings.register_profile("few", deadline=None, derandomize=True, database=None, max_examples=15)
+settings.register_profile("few", deadline=None, derandomize=True, database=None, max_examples=10)
 settings.register_profile("explore", deadline=None, database=None, print_blob=True, max_examples=1000)
 settings.load_profile(PROFILE)
 
