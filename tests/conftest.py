@@ -30,10 +30,11 @@ CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo_lab" / "cpu" / "plugin"
 # what waits more than it computes.
 ORDER = (
     "e2e/test_partial_rollout.py",
-    "e2e/test_separate.py",
-    "e2e/test_two_nodes.py",
-    "e2e/test_quickstart.py",
+    "e2e/test_gateway.py",
     "e2e/test_multi_turn.py",
+    "e2e/test_separate.py",
+    "e2e/test_quickstart.py",
+    "e2e/test_two_nodes.py",
     "e2e/test_rehearsal.py",
     "e2e/test_faults.py",
     "e2e/test_dying_engines.py",
