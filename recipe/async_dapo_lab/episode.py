@@ -1,6 +1,7 @@
 """One trained trajectory, turn by turn: `python -m recipe.async_dapo_lab.episode RUN_DIR [UID]`.
 
-A run keeps a group of each step, up to some tokens. Without UID it lists them; the beginning of one is enough.
+A run keeps a group of each step, up to some tokens; of a long run the newest. Without UID it lists them; the beginning
+of one is enough.
 """
 
 import argparse

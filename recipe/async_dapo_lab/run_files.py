@@ -1,11 +1,14 @@
 """Files that the lab adds to a run's record in the folder `async_dapo.report_dir`; report and planner read them."""
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..async_dapo.record.run_files import read_lines
+from ..async_dapo.record.run_files import read_lines, write_lines
+
+logger = logging.getLogger(__name__)
 
 LENGTHS_FILE = "lengths.jsonl"  # of responses, a line a group
 SAMPLES_FILE = "timeline.jsonl"  # engines over time, a line a step
@@ -14,25 +17,46 @@ CALLS_FILE = "calls.jsonl"  # of tools, by their names, a line a step
 EPISODES_FILE = "episodes.jsonl"  # trained trajectories, a group a step
 REPORT_FILE = "report.html"
 
-MOST_BYTES = 16_000_000  # beyond it the older half of the lines goes
+MOST_BYTES = 16_000_000  # of one of these files
+
+Line = Mapping[str, Any]
 
 
 class BoundedFile:
-    """A file that grows by lines of JSON and stays small: up to `most_bytes` of the newest lines."""
+    """A file that grows by lines of JSON and stays small: above `most_bytes` it is written again, without the older
+    half of its lines. A process that ends on the way leaves the file as it was.
 
-    def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES) -> None:
+    Args:
+        summed: makes one line of the older half, which stays; None: that half goes, and the log tells so once.
+    """
+
+    def __init__(
+        self, path: Path, *, summed: Callable[[Sequence[Line]], Line] | None = None, most_bytes: int = MOST_BYTES
+    ) -> None:
         self._path = path
+        self._summed = summed
         self._most_bytes = most_bytes
+        self._is_told = False
 
     def keep_before(self, step: int) -> None:
         """Drop what a run had written of this step and later ones; all of it, where it begins."""
         lines = read_lines(self._path) if step > 1 else []
-        self._path.write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] < step))
+        write_lines(self._path, (line for line in lines if line["step"] < step))
 
-    def add(self, *lines: Mapping[str, Any]) -> None:
+    def add(self, *lines: Line) -> None:
         with self._path.open("a") as stream:
             stream.writelines(json.dumps(line) + "\n" for line in lines)
             size = stream.tell()
         if size > self._most_bytes:
-            written = self._path.read_text().splitlines(keepends=True)
-            self._path.write_text("".join(written[len(written) // 2 :]))
+            self._shorten()
+
+    def _shorten(self) -> None:
+        lines = read_lines(self._path)
+        older, newer = lines[: len(lines) // 2], lines[len(lines) // 2 :]
+        if not older:
+            return
+        write_lines(self._path, newer if self._summed is None else [self._summed(older), *newer])
+        if self._summed is None and not self._is_told:
+            self._is_told = True
+            text = "%s is above %.3g MB: lines of steps before %d are dropped, and so on as it grows"
+            logger.warning(text, self._path, self._most_bytes / 1e6, newer[0]["step"])

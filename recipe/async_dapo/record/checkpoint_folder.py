@@ -10,7 +10,6 @@ which is only told.
 """
 
 import hashlib
-import os
 import re
 import secrets
 import shutil
@@ -18,10 +17,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
+from .run_files import replacing
 from .trained_model import TrainedModel
 
 POOL_FILE = "async_dapo_pool.msgpack"
@@ -249,23 +249,9 @@ def _write_pool(path: Path, frames: Iterable[bytes]) -> str:
     return hasher.hexdigest()
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name when it is whole and on the disk."""
-    with open(_partial(path), "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    _partial(path).replace(path)
-
-
 def _before(folder: Path) -> Path:
     """Where the content of a folder is while the step is saved again."""
     return folder.with_name(f"{folder.name}.before")
-
-
-def _partial(path: Path) -> Path:
-    return path.with_suffix(".part")
 
 
 def _hasher() -> hashlib.blake2b:

@@ -2,8 +2,10 @@
 
 import json
 import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 RUN_FILE = "run.json"  # what was run
 STEPS_FILE = "steps.jsonl"  # metrics, a line a step
@@ -42,3 +44,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     complete, _, _ = path.read_text().rpartition("\n")
     return [json.loads(line) for line in complete.splitlines()]
+
+
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """In place of what is there, which stays as it was if this ends on the way."""
+    with replacing(path) as file:
+        file.writelines(f"{json.dumps(line)}\n".encode() for line in lines)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its name when it is whole and on the disk."""
+    partial = path.with_suffix(".part")
+    with open(partial, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..core.outcome import CauseCounts
 from ..engines.load_balancer import LoadBalancerStats
 from ..record import keys
-from ..record.run_files import RUN_FILE, STEPS_FILE
+from ..record.run_files import RUN_FILE, STEPS_FILE, replacing, write_lines
 from ..record.run_record import RunDescription, StepRecord, read_steps
 from ..rollout.reports import RoundRecord
 
@@ -119,8 +119,9 @@ class Recorder:
         if kept:
             self._description = replace(self._description, started_s=began_s - kept[-1].time_s)
         self.begin_record(folder, started_s=self._description.started_s, first_step=first_step if kept else 1)
-        steps_file.write_text("".join(json.dumps(asdict(line)) + "\n" for line in kept))
-        (folder / RUN_FILE).write_text(json.dumps(asdict(self._description), indent=2) + "\n")
+        write_lines(steps_file, map(asdict, kept))
+        with replacing(folder / RUN_FILE) as file:
+            file.write(json.dumps(asdict(self._description), indent=2).encode() + b"\n")
         self._is_begun = True
 
 

@@ -1,6 +1,6 @@
 """Calls of tools by their names: how many, how many failed, and how long they took. Recorded a line a step."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,19 @@ def call_line(step: int, calls: Mapping[str, CallFigures]) -> Mapping[str, Any] 
     return {"step": step, "calls": {name: asdict(own) for name, own in _most_called(calls).items()}} if calls else None
 
 
+def summed(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """One line of several, with the last one's step."""
+    return {"step": lines[-1]["step"], "calls": {name: asdict(own) for name, own in _together(lines).items()}}
+
+
 def read_calls(path: Path) -> dict[str, CallFigures]:
     """All steps together."""
+    return _together(read_lines(path))
+
+
+def _together(lines: Iterable[Mapping[str, Any]]) -> dict[str, CallFigures]:
     found: dict[str, CallFigures] = {}
-    for line in read_lines(path):
+    for line in lines:
         for name, own in line["calls"].items():
             durations = {int(power): count for power, count in own["durations"].items()}
             found[name] = found.get(name, CallFigures()) + CallFigures(**own | {"durations": durations})

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..run_files import ANSWERS_FILE, CALLS_FILE, EPISODES_FILE, LENGTHS_FILE, SAMPLES_FILE, BoundedFile
 from . import timeline
+from .calls import summed
 from .timeline import StepTimeline
 
 
@@ -19,10 +20,11 @@ class LabRecord:
 
     def __init__(self, folder: Path, *, started_s: float, first_step: int) -> None:
         self._started_s = started_s
-        names = (SAMPLES_FILE, LENGTHS_FILE, ANSWERS_FILE, EPISODES_FILE, CALLS_FILE)
+        names = (SAMPLES_FILE, LENGTHS_FILE, ANSWERS_FILE, EPISODES_FILE)
         files = [BoundedFile(folder / name) for name in names]
-        self._timeline, self._lengths, self._answers, self._episodes, self._calls = files
-        for file in files:
+        self._timeline, self._lengths, self._answers, self._episodes = files
+        self._calls = BoundedFile(folder / CALLS_FILE, summed=summed)
+        for file in (*files, self._calls):
             file.keep_before(first_step)
 
     def add(
