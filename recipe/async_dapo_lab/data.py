@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..async_dapo.config.values import ConfigError
+from .command_line import path
 
 QUESTIONS = ("question", "problem", "prompt", "query", "instruction", "input")
 ANSWERS = ("answer", "gold", "ground_truth", "solution", "target", "label", "output")
@@ -249,8 +250,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("file", type=path, metavar="FILE")
+    parser.add_argument("--output", type=path, required=True, metavar="FOLDER")
     parser.add_argument("--question", metavar="COLUMN", help="text, or chat messages [the usual name that is there]")
     parser.add_argument("--answer", metavar="COLUMN", help="[the usual name that is there]")
     parser.add_argument(

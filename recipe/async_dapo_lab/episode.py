@@ -5,11 +5,13 @@ of one is enough.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..async_dapo.config.values import ConfigError
+from .command_line import path
 from .report.episodes import Decoder, Episode, as_html, as_text, listed, read_episodes
 from .report.page import STYLE
 from .run_files import EPISODES_FILE
@@ -20,10 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="episode", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="folder of the run's record")
+    parser.add_argument("run", type=path, metavar="RUN_DIR", help="folder of the run's record")
     parser.add_argument("uid", nargs="?", metavar="UID")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write an HTML page there, and no text")
-    parser.add_argument("--tokenizer", metavar="MODEL", help="folder or name [that of the run's model]")
+    parser.add_argument("--output", type=path, metavar="FILE", help="write an HTML page there, and no text")
+    parser.add_argument(
+        "--tokenizer", type=os.path.expanduser, metavar="MODEL", help="folder or name [that of the run's model]"
+    )
     parsed = parser.parse_args(arguments)
     episodes = read_episodes(parsed.run / EPISODES_FILE)
     if not episodes:

@@ -20,6 +20,7 @@ from pathlib import Path
 from ..async_dapo.config.values import ConfigError
 from ..async_dapo.record.checkpoint_folder import Complete, rank_files, read_complete
 from ..async_dapo.record.run_files import RUN_FILE
+from .command_line import path
 from .report.model_card import model_card
 from .report.run import NoRecord, Run
 from .saved_run import SavedRun
@@ -37,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "run", type=Path, metavar="RUN_DIR", help="a run's record, its checkpoints, or one folder global_step_N"
+        "run", type=path, metavar="RUN_DIR", help="a run's record, its checkpoints, or one folder global_step_N"
     )
     parser.add_argument("--step", type=int, metavar="N", help="default: the newest complete checkpoint")
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="is made")
+    parser.add_argument("--output", type=path, required=True, metavar="FOLDER", help="is made")
     parser.add_argument(
         "--lora", type=Adapter, choices=[*Adapter], default=Adapter.MERGED, help="what becomes of an adapter [merged]"
     )

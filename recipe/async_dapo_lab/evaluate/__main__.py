@@ -22,6 +22,7 @@ from ...async_dapo.record.checkpoint_folder import step_of
 from ...async_dapo.record.run_files import STEPS_FILE, read_lines, set_aside
 from ...async_dapo.startup.overrides import compose_overrides
 from .. import train
+from ..command_line import path
 from ..export import export
 from ..quickstart.activation import cpu_environment, run_environment
 from ..quickstart.overrides import quoted
@@ -44,11 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("subject", metavar="RUN_DIR|MODEL", help="a run, a checkpoint, an exported model")
+    parser.add_argument(
+        "subject", type=os.path.expanduser, metavar="RUN_DIR|MODEL", help="a run, a checkpoint, an exported model"
+    )
     parser.add_argument("--step", type=int, metavar="N", help="of a run [its newest complete checkpoint]")
-    parser.add_argument("--data", type=Path, nargs="+", default=[], metavar="FILE", help="[the run's data.val_files]")
+    parser.add_argument("--data", type=path, nargs="+", default=[], metavar="FILE", help="[the run's data.val_files]")
     parser.add_argument("--samples", type=int, metavar="K", help="answers to a prompt [as in the run's validation]")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="the result as JSON [in the subject's folder]")
+    parser.add_argument("--output", type=path, metavar="FILE", help="the result as JSON [in the subject's folder]")
     parser.add_argument("--ask", metavar="QUESTION", help="print the model's answer, and evaluate nothing")
     parsed = parser.parse_args(own)
     if parsed.samples is not None and parsed.samples < 1:

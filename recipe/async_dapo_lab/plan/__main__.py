@@ -146,12 +146,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m recipe.async_dapo_lab.plan",
         description="Simulates training steps with the recipe's own scheduler, and says which options to run.",
     )
-    parser.add_argument("--json", metavar="FILE", help="write every measure of every row")
+    parser.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="write every measure of every row")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="COUNT", help="processes (default: all cores)"
     )
     parser.add_argument(
         "--record",
+        type=os.path.expanduser,
         metavar="FILE",
         help="metrics of a run to plan from: verl's file logger, this recipe's steps.jsonl, wandb's history or CSV, a "
         "folder of TensorBoard's events; the engines are fitted so that its step comes out",

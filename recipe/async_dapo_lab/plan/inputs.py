@@ -1,5 +1,6 @@
 """What the user says: one flat list of inputs, options of the command line, and of a rehearsal."""
 
+import os
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -123,6 +124,9 @@ class Inputs:
         values = dict(given)
         if isinstance(strategies := values.get("strategies"), str):
             values["strategies"] = strategies.split(",")
+        for name in ("model", "lengths", "calibrate"):
+            if isinstance(place := values.get(name), str):
+                values[name] = os.path.expanduser(place)  # shells leave it as it is behind `--model=`
         return cls(**{key: _converted(key, value, kinds[key]) for key, value in values.items()})
 
     @property

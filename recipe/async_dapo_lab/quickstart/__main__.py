@@ -25,6 +25,7 @@ from ...async_dapo.record.console import Pace, step_line
 from ...async_dapo.record.run_files import set_aside
 from ...async_dapo.runtime.logs import note_start
 from .. import train
+from ..command_line import path
 from ..report.headline import headline
 from ..report.run import Run
 from ..report.write import report_the_end, write_report
@@ -255,7 +256,7 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--seed", type=int, default=0)
     now = time.strftime("%Y%m%d-%H%M%S")  # with the process's number: two may start in the same second
     parser.add_argument(
-        "--output", type=Path, default=Path("outputs", "quickstart", f"{now}-{os.getpid()}"), metavar="DIR"
+        "--output", type=path, default=Path("outputs", "quickstart", f"{now}-{os.getpid()}"), metavar="DIR"
     )
     parser.add_argument("--timeout-s", type=float, default=3600.0, help="end a run that takes longer")
     parser.add_argument("--stall-s", type=float, default=600.0, help="end a run that finishes no step for so long")

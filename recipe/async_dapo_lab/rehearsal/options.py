@@ -20,6 +20,7 @@ from ...async_dapo.config.values import (
     Positive,
     parse_options,
 )
+from ..command_line import path
 from ..plan.costs import StepCost
 from ..plan.hardware import DEFAULT_ACCELERATOR, find_accelerator
 from ..plan.inputs import Inputs
@@ -95,7 +96,7 @@ class RehearsalOptions:
 
     @property
     def folder(self) -> Path:
-        return Path(self.output).absolute()
+        return path(self.output).absolute()
 
     @property
     def spans_file(self) -> Path:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from ...async_dapo.startup.overrides import show_usage
+from ..command_line import path
 from ..quickstart.activation import run_environment
 from ..quickstart.overrides import quoted
 from ..quickstart.run_metrics import RunMetrics
@@ -82,7 +83,7 @@ def _load(folder: Path) -> tuple[DictConfig, RehearsalOptions]:
 def output_folder(overrides: Sequence[str]) -> Path:
     """The folder that the last of the overrides names."""
     named = [one.removeprefix(OUTPUT_OPTION) for one in overrides if one.startswith(OUTPUT_OPTION)]
-    return (Path(named[-1].strip("'\"")) if named else DEFAULT_OUTPUT).absolute()
+    return (path(named[-1].strip("'\"")) if named else DEFAULT_OUTPUT).absolute()
 
 
 def _run(overrides: Sequence[str], folder: Path) -> Ended:

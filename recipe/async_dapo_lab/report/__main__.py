@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..command_line import path
 from .run import NoRecord
 from .write import write_report
 
@@ -14,12 +15,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="report", description=__doc__)
     parser.add_argument(
         "runs",
-        type=Path,
+        type=path,
         nargs="+",
         metavar="RUN_DIR",
         help="folder of a run's record, or a file of verl's file logger",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in the first folder")
+    parser.add_argument("--output", type=path, metavar="FILE", help="default: report.html in the first folder")
     parser.add_argument(
         "--watch",
         type=float,
