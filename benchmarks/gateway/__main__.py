@@ -4,11 +4,14 @@ import argparse
 import asyncio
 from pathlib import Path
 
+from benchmarks.support.needed import need
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("outputs/gateway/costs.csv"))
     file = parser.parse_args().output
-    from benchmarks.gateway.measure import measure  # not before the arguments are read: a copy may have no gateway
+    need("agents", "gateway")
+    from benchmarks.gateway.measure import measure
 
     costs = asyncio.run(measure())
     file.parent.mkdir(parents=True, exist_ok=True)

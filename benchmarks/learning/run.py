@@ -24,6 +24,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from benchmarks.support.needed import need
 from benchmarks.support.runs_file import RunsFile, claim
 from recipe.async_dapo.config.values import ConfigError
 
@@ -132,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = [name for name in known if any(fnmatch(name, pattern) for pattern in options.rows)]
     if not wanted:
         parser.error(f"--rows {shlex.join(options.rows)}: no such row; there are {', '.join(known)}")
+    if any(known[name]["correction"] == "mixture" for name in wanted):
+        need("mixture")
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options.output.mkdir(parents=True, exist_ok=True)

@@ -10,14 +10,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .draw import draw
-from .run import STEPS, run
+from benchmarks.support.needed import need
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=STEPS)
+parser.add_argument("--steps", type=int, help="of a row [as in shares.csv]")
 parser.add_argument("--output", type=Path, default=Path("outputs", "sources"), help="of shares.csv and what is drawn")
 
 if __name__ == "__main__":
     options = parser.parse_args()
-    run(options.output, steps=options.steps, say=Console().print)
+    need("shares", "sources")
+    from .draw import draw
+    from .run import STEPS, run
+
+    run(options.output, steps=options.steps or STEPS, say=Console().print)
     draw(options.output)

@@ -1,12 +1,13 @@
 """What the first minute says of what it has measured: a good engine passes, and each fault fails in its own part."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recipe.async_dapo_lab.gpu_check import minute
+from recipe.async_dapo_lab.gpu_check import minute, training
 from recipe.async_dapo_lab.gpu_check.minute import ENGINES, PARTS, MinuteSettings, measure
 from recipe.async_dapo_lab.gpu_check.supervised import last_words
 from recipe.async_dapo_lab.gpu_check.verdicts import Status
@@ -76,9 +77,17 @@ def test_a_cache_that_the_recipe_never_fills_so_is_only_told() -> None:
     assert verdict.status is Status.PASS and "198 preemptions" in verdict.found
 
 
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *, device: str = "cuda", **does: str) -> dict[str, Any]:
+def run(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    device: str = "cuda",
+    extensions: Sequence[str] = ("drafts", "host_kv"),
+    **does: str,
+) -> dict[str, Any]:
     """Verdicts, by part, of a process that does as it is told; parts that it is not told of end well."""
     monkeypatch.setattr(minute, "MODULE", stands_for_a_minute.__name__)
+    monkeypatch.setattr(minute, "declared", lambda: extensions)
     settings = MinuteSettings(model="a model", folder=str(folder), device=device)
     environment = stands_for_a_minute.environment(GOOD, does)
     measured = measure(tuple(ENGINES), settings, environment=environment, free=LeastFree("cpu"))
@@ -90,6 +99,17 @@ def test_given_a_good_machine_then_every_part_passes_and_has_a_finding_in_the_do
     assert list(verdicts) == list(PARTS) and {one.status for one in verdicts.values()} == {Status.PASS}
     page = Path(__file__).parents[2].joinpath("docs", "gpu.md").read_text("utf-8")
     assert all(f"\n| {part.finding} |" in page for part in PARTS.values())
+
+
+def test_what_needs_an_extension_that_this_copy_lacks_is_skipped_by_its_name(tmp_path, monkeypatch) -> None:
+    verdicts = run(tmp_path, monkeypatch, extensions=("drafts",))
+    skipped = {key: one.found for key, one in verdicts.items() if one.status is Status.SKIP}
+    assert skipped.keys() == {"host_kv", "host_kv_async"}
+    assert all(found == "needs extensions/host_kv, which is not in this copy" for found in skipped.values())
+    assert {one.status for key, one in verdicts.items() if key not in skipped} == {Status.PASS}
+    monkeypatch.setattr(training, "declared", lambda: ())
+    needy = {case.name for case in (*training.CASES, *training.OF_TWO) if "not in this copy" in case.why_left_out()}
+    assert needy == {"drafts", "images", "partial_stale_kv, host memory", "separate"}
 
 
 @pytest.mark.parametrize("part", ["start", "weights", "host_kv", "mtp"])

@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..command_line import path
 from ..quickstart.activation import cpu_environment
 from ..quickstart.supervision import exit_on_signals
 from . import machine, minute, speed, training
@@ -101,6 +101,8 @@ class Check:
         case, options = replace(training.SEPARATE, steps=2), self._options
         if not options.is_cpu and options.gpus < case.needed_gpus:
             self._results.add(case.name, skipped(f"needs --gpus {case.needed_gpus}"))
+        elif why := case.why_left_out():
+            self._results.add(case.name, skipped(why))
         else:
             self._train(case, limit_s=SEPARATE_LIMIT_S, finding="findings 4 and 5")
 
@@ -132,9 +134,8 @@ class Check:
                 continue
             if case.on_gpus_only and self._options.is_cpu:
                 self._results.add(case.name, skipped("on GPUs only"))
-            elif case.package and find_spec(case.package) is None:
-                needed = training.PACKAGES[case.package]
-                self._results.add(case.name, skipped(f"needs a package; run: pip install {needed}"))
+            elif why := case.why_left_out():
+                self._results.add(case.name, skipped(why))
             else:
                 self._train(case)
 
@@ -206,6 +207,8 @@ class Check:
         for case in training.OF_TWO:
             if self._options.gpus < case.needed_gpus:
                 self._results.add(case.name, skipped(f"needs --gpus {case.needed_gpus}"))
+            elif why := case.why_left_out():
+                self._results.add(case.name, skipped(why))
             else:
                 self._train(case)
 
@@ -245,11 +248,11 @@ def parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--beside", action="store_true", help="other work uses the GPU: small KV caches of a set size")
     cases = [case.name for case in training.CASES]
     parser.add_argument("--cases", nargs="+", choices=cases, metavar="CASE", help=f"of theme 2 only {', '.join(cases)}")
-    parser.add_argument("--model", type=Path, help="folder of a model to check with, instead of one made here")
+    parser.add_argument("--model", type=path, help="folder of a model to check with, instead of one made here")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs of the engine in theme 3")
     now = time.strftime("%Y%m%d-%H%M%S")
     parser.add_argument(
-        "--output", type=Path, default=Path("outputs", "gpu_check", f"{now}-{os.getpid()}"), metavar="DIR"
+        "--output", type=path, default=Path("outputs", "gpu_check", f"{now}-{os.getpid()}"), metavar="DIR"
     )
     parser.add_argument("--timeout-s", type=float, default=900.0, help="end a process that takes longer")
     parsed = parser.parse_args(arguments)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...async_dapo.config.extensions import declared
 from ..quickstart.supervision import RayFolder
 from .supervised import run_supervised
 from .verdicts import Verdict, failed, first_failure, passed, skipped
@@ -195,6 +196,7 @@ class Part:
         limit_s: on a GPU, the start of its engine included where that is its own.
         finding: of docs/gpu.md, that a failure would be.
         on_gpus_only: why, where a CPU has nothing to check.
+        extension: that serves it; empty: none.
         may_lack: an engine that does not start on a CPU is none of its faults: the CPU build may not have it.
     """
 
@@ -203,7 +205,14 @@ class Part:
     finding: int
     judge: Callable[[Facts], Verdict]
     on_gpus_only: str = ""
+    extension: str = ""
     may_lack: bool = False
+
+    def why_left_out(self, *, is_cpu: bool) -> str:
+        """Empty where it can be checked."""
+        if self.extension and self.extension not in declared():
+            return f"needs extensions/{self.extension}, which is not in this copy"
+        return self.on_gpus_only if is_cpu else ""
 
 
 PARTS = {
@@ -213,15 +222,18 @@ PARTS = {
     "abort": Part(name="abort of 64 requests", limit_s=15, finding=15, judge=_abort),
     "end": Part(name="engine ends", limit_s=20, finding=15, judge=_end),
     "full": Part(name="full cache", limit_s=60, finding=1, judge=_full),
-    "host_kv": Part(name="full cache, host memory", limit_s=60, finding=1, judge=_full),
+    "host_kv": Part(name="full cache, host memory", limit_s=60, finding=1, judge=_full, extension="host_kv"),
     "host_kv_async": Part(
         name="the same, asynchronous",
         limit_s=60,
         finding=1,
         judge=_told,
         on_gpus_only="a CPU schedules synchronously",
+        extension="host_kv",
     ),
-    "mtp": Part(name="full cache, own head drafts", limit_s=75, finding=3, judge=_full, may_lack=True),
+    "mtp": Part(
+        name="full cache, own head drafts", limit_s=75, finding=3, judge=_full, extension="drafts", may_lack=True
+    ),
     "fp8": Part(name="FP8 cache, two updates", limit_s=75, finding=10, judge=_fp8, may_lack=True),
 }
 LIFE = ("start", "asleep", "weights", "abort", "end")
@@ -234,9 +246,10 @@ def measure(
     """Each part's key, verdict and facts. A process that ends too early leaves the engines behind it to another one."""
     left = list(engines)
     is_cpu = settings.device == "cpu"
-    for key in [key for key in left if is_cpu and PARTS[ENGINES[key][0]].on_gpus_only]:
-        left.remove(key)
-        yield key, skipped(PARTS[key].on_gpus_only), {}
+    for key in engines:
+        if why := PARTS[ENGINES[key][0]].why_left_out(is_cpu=is_cpu):
+            left.remove(key)
+            yield key, skipped(why), {}
     while left:
         limits_s = {part: PARTS[part].limit_s * (CPU_TIMES if is_cpu else 1) for key in left for part in ENGINES[key]}
         told, ended = _run(left, limits_s, settings, environment, free)

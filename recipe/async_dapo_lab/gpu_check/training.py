@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from ...async_dapo.config.extensions import declared
 from ...async_dapo.config.values import SUFFIX_PACKAGE
 from ...async_dapo.record import keys
 from ..quickstart.activation import run_environment
@@ -77,6 +78,7 @@ class Case:
     kills_an_engine: bool = False  # after its first step
     host_kv_gib: float | None = None  # in which KV outlives the sleep of engines
     package: str = ""  # without which it cannot run, one of `PACKAGES`
+    extension: str = ""  # without which it cannot run
     training_engine: str = "dp"  # of verl: FSDP
     bounds: FreshBounds | None = None  # None: the device's
     family: str = ""  # of `families.py`, in place of the model of all other cases
@@ -87,6 +89,14 @@ class Case:
     @property
     def needed_gpus(self) -> int:
         return self.gpus + self.engine_gpus
+
+    def why_left_out(self) -> str:
+        """What it needs and is not installed, or not in this copy; empty where nothing is missing."""
+        if self.extension and self.extension not in declared():
+            return f"needs extensions/{self.extension}, which is not in this copy"
+        if self.package and find_spec(self.package) is None:
+            return f"needs a package; run: pip install {PACKAGES[self.package]}"
+        return ""
 
 
 STOP_LIMIT_S = 5.0  # a stop takes some engine steps; longer, and it waits for something
@@ -102,14 +112,14 @@ PACKAGES = {"arctic_inference": SUFFIX_PACKAGE, "megatron": "'verl[megatron]'", 
 # Those of one GPU, or of the CPU.
 CASES = (
     Case(name="partial"),
-    Case(name="drafts", package="arctic_inference", overrides=("async_dapo.drafts=suffix",)),
+    Case(name="drafts", extension="drafts", package="arctic_inference", overrides=("async_dapo.drafts=suffix",)),
     Case(
         name="experts",
         family="experts",
         overrides=("actor_rollout_ref.rollout.enable_rollout_routing_replay=True",),
     ),
-    Case(name="images", family="images", bounds=OF_PICTURES),
-    Case(name="partial_stale_kv, host memory", strategy="partial_stale_kv", host_kv_gib=4.0),
+    Case(name="images", extension="pictures", family="images", bounds=OF_PICTURES),
+    Case(name="partial_stale_kv, host memory", extension="host_kv", strategy="partial_stale_kv", host_kv_gib=4.0),
     Case(name="FP8 cache", overrides=(f"{_VLLM}.kv_cache_dtype=fp8",), bounds=OF_FP8, on_gpus_only=True),
     *(Case(name=name, strategy=name, on_gpus_only=True) for name in ("discard", "consistent")),
     Case(name="partial, no async scheduling", overrides=(f"{_VLLM}.async_scheduling=False",), on_gpus_only=True),
@@ -120,6 +130,7 @@ CASES = (
 )
 SEPARATE = Case(
     name="separate",
+    extension="separate",
     engine_gpus=1,
     overrides=(
         "async_dapo.placement=separate",
