@@ -141,6 +141,20 @@ def test_what_is_no_number_or_no_switch_is_refused_by_name_in_options_that_no_ta
     assert {error.args[0] for error in found.value.errors if f"={value}: must be {said}" in str(error)} == others
 
 
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_what_is_no_finite_number_in_a_list_or_dict_is_refused_by_name(run, number):
+    actor, vllm = "actor_rollout_ref.actor.optim.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
+    wrong = {
+        f"{actor}betas": f"[{number},0.999]",
+        f"{actor}override_optimizer_config.betas": f"[0.9,{number}]",
+        f"{vllm}hf_overrides.rope_parameters": f"[{{factor:{number}}}]",
+    }
+    with pytest.raises(ConfigErrors) as found:
+        check_types(run(*(f"++{key}={value}" for key, value in wrong.items())))
+    said = {error.args[0] for error in found.value.errors if "must hold finite numbers" in str(error)}
+    assert said == wrong.keys()
+
+
 def test_a_variable_of_the_environment_as_a_switch_is_refused_unless_it_is_decoded(run, monkeypatch):
     """verl would take its text, "False", for true."""
     monkeypatch.setenv("A_SWITCH", "False")

@@ -301,12 +301,15 @@ def _check_type(config: DictConfig, key: str, kind: Any) -> None:
 
 
 def _others(config: DictConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Options of verl's that are in no table, with their values and verl's own. What the user's code reads may be what
-    the user likes.
+    """Options of verl's that are in no table, with their values and verl's own, and what verl hands on to torch, vLLM
+    and their like. What the user's code reads may be what the user likes.
     """
     own = verls_own(engine_of(config))
+    handed_on = (_VLLM, *(f"{key}." for key in own))
     for key, value in options_of(config):
-        if key in own and key not in TYPES and not key.startswith("async_dapo."):
+        if key not in own and key.startswith(handed_on):
+            yield key, value, None
+        elif key in own and key not in TYPES and not key.startswith("async_dapo."):
             if isinstance(own[key], bool) and isinstance(value, str) and "${" in value:
                 value = OmegaConf.select(config, key, throw_on_resolution_failure=False)
             yield key, value, own[key]
@@ -315,8 +318,18 @@ def _others(config: DictConfig) -> Iterator[tuple[str, Any, Any]]:
 def _check_kind(key: str, value: Any, own: Any) -> None:
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(key, value, "must be a number; set one, or leave it out")
+    if any(isinstance(one, float) and not math.isfinite(one) for one in _items(value)):
+        raise ConfigError(key, value, "must hold finite numbers; set them, or leave it out")
     if isinstance(own, bool) and isinstance(value, str):
         typed(bool | None, value, key)
+
+
+def _items(value: Any) -> Iterator[Any]:
+    """What is in a list or dict, and in those that it holds."""
+    if isinstance(value, list | ListConfig | dict | DictConfig):
+        for one in value.values() if isinstance(value, dict | DictConfig) else value:
+            yield one
+            yield from _items(one)
 
 
 def check_verl_options(config: DictConfig) -> None:
