@@ -1,5 +1,6 @@
 """Shares by name: what they are of a batch, and whether batch and data have room for them."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from fractions import Fraction
 
@@ -16,7 +17,15 @@ def whole(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
 
 
 def named_shares(asked: Mapping[str | int, float]) -> dict[str, Fraction]:
-    """The share of each named source; 1 is the source "1"."""
+    """The share of each named source; 1 is the source "1".
+
+    Raises:
+        ConfigError: if one is named twice.
+    """
+    names = Counter(map(str, asked))
+    if twice := [name for name, count in names.items() if count > 1]:
+        remedy = f"the source {twice[0]!r} is named as a number and as text; leave one of them out"
+        raise ConfigError(OPTION, dict(asked), remedy)
     return whole({str(name): Fraction(str(share)) for name, share in asked.items()})
 
 
@@ -26,7 +35,7 @@ def check_batch(asked: Mapping[str | int, float], batch: int) -> None:
         batch: valid groups of a step.
 
     Raises:
-        ConfigError: if a batch has no group of a named source.
+        ConfigError: if a batch has no group of a named source, or one is named twice.
     """
     for name, groups in apportion(batch, named_shares(asked)).items():
         if not groups:

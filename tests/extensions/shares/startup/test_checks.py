@@ -2,6 +2,8 @@
 
 import pytest
 
+from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.extensions.shares.named_shares import check_batch, named_shares
 from recipe.async_dapo.startup.preflight import findings
 
 from ....support.composed_runs import row, write_lines, write_parquet
@@ -25,3 +27,9 @@ def test_a_name_that_the_data_lack_or_a_batch_has_no_group_of_is_refused(run, tm
     errors = [str(one.error) for one in found if one.error is not None]
     assert len(errors) == (said is not None)
     assert all(error.startswith("async_dapo.sources={") and str(said) in error for error in errors)
+
+
+def test_a_source_that_a_file_of_options_names_as_a_number_and_as_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^async_dapo.sources=.*: the source '1' is named as a number and as text"):
+        check_batch({1: 0.5, "sums": 1.0, "1": 2.0}, 8)
+    assert named_shares({1: 1.0, "sums": 3.0}) == {"1": 0.25, "sums": 0.75}
