@@ -119,3 +119,21 @@ def test_a_copy_without_agents_refuses_tools_and_loops_with_a_state_and_warns_of
         else:
             [found] = [one for one in findings(run(*named)) if one.name == "agent loop and tools"]
             assert found.error is None and "own: a call that it records is made again" in found.note
+
+
+@pytest.mark.usefixtures("bare_copy")
+def test_a_copy_without_agents_refuses_a_loop_with_a_state_that_an_external_library_registers(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loop = "actor_rollout_ref.rollout.agent.default_agent_loop="
+    for name, state in (("stateful", "keeps_state = True"), ("stateless", "keeps_state = False")):
+        registers = f"\n\nfrom verl.experimental.agent_loop.agent_loop import register\nregister('{name}')(Loop)\n"
+        (tmp_path / f"lib_of_a_{name}_loop.py").write_text(STATEFUL.format(state=state) + registers)
+        named = (f"{loop}{name}", f"actor_rollout_ref.model.external_lib=lib_of_a_{name}_loop")
+        if name == "stateful":
+            told = "Loop: its loops keep a state over the stop: extensions/agents is not in this copy; copy that folder"
+            assert refusal(run, *named).startswith(f"{loop}{told}")
+        else:
+            [found] = [one for one in findings(run(*named)) if one.name == "agent loop and tools"]
+            assert found.error is None and "stateless: a call that it records is made again" in found.note

@@ -49,9 +49,11 @@ def check_agent_loop(config: DictConfig) -> str:
         if name in named:
             found = _import(named[name], name)
             if AGENTS not in declared():
-                warnings.append(_check_loop_without_agents(found, name))
+                warnings.append(_check_loop_without_agents(found, name, f"{_LOOP_FILE}, `_target_` of {name}"))
             if check_entry := getattr(found, "check_entry", None):
                 warnings += [f"{name}: {warning}" for warning in check_entry(_options_of(named[name]), config)]
+        elif AGENTS not in declared() and (registered := _of_a_library(name)) is not None:
+            warnings.append(_check_loop_without_agents(registered, name, key))
     if TOOL_LOOP in used:
         from verl.experimental.agent_loop.tool_parser import ToolParser
 
@@ -69,12 +71,24 @@ def _check_tools_without_agents(tools: DictConfig) -> None:
             raise ConfigError(_TOOLS + option, tools[option], not_in_copy(AGENTS, "leave tools out"))
 
 
-def _check_loop_without_agents(found: Any, name: str) -> str:
-    """Returns a warning."""
+def _check_loop_without_agents(found: Any, name: str, key: str) -> str:
+    """Returns a warning.
+
+    Raises:
+        ConfigError: naming `key`, if the loop keeps a state.
+    """
     if getattr(found, "keeps_state", False) or not getattr(found, "replayable", True):
         remedy = f"its loops keep a state over the stop: {not_in_copy(AGENTS, 'choose another class')}"
-        raise ConfigError(f"{_LOOP_FILE}, `_target_` of {name}", found.__qualname__, remedy)
+        raise ConfigError(key, found.__qualname__, remedy)
     return f"{name}: a call that it records is made again where the loop runs again, as extensions/agents is not there"
+
+
+def _of_a_library(name: str) -> Any:
+    """The class that a module of `external_lib` has registered as an agent loop; None of verl's own."""
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+    target = str(_agent_loop_registry.get(name, {}).get("_target_", "verl."))
+    return None if target.startswith("verl.") else hydra.utils.get_object(target)
 
 
 def _import_external(config: DictConfig) -> None:
