@@ -25,6 +25,7 @@ from datasets import Dataset
 from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopOutput
 
+from ..calls import REWARD
 from ..config.checkpoint_options import checkpoints_to_keep
 from ..config.extensions import AGENTS
 from ..core.concurrency import ConcurrencyState
@@ -59,11 +60,20 @@ class RolloutState:
 
     @property
     def needed_extensions(self) -> tuple[str, ...]:
-        """Those that can read it: without the agents' what is recorded of calls would be made again."""
+        """Those that can read it: without the agents' what loops have asked for would be asked again."""
         pool = self.pool
         groups = (*pool.waiting, *pool.buffered, *(one.group for one in pool.carried))
-        have_calls = any(one.calls or not one.is_replayable for group in groups for one in group.trajectories)
-        return (*self.extensions, *([AGENTS] if have_calls else ()))
+        have_asked = any(_has_asked(one) for group in groups for one in group.trajectories)
+        return (*self.extensions, *([AGENTS] if have_asked else ()))
+
+
+def _has_asked(trajectory: Trajectory) -> bool:
+    """Whether its loop keeps a state, or has made calls. A score that was interrupted is just made again; its id names
+    no turn (`TrajectoryRecorder.score_id`), though it comes behind some.
+    """
+    calls = trajectory.calls.values()
+    scores = [call for call in calls if call.name == REWARD and call.turn and call.call_id.split("/")[-4] == "0"]
+    return not trajectory.is_replayable or len(scores) < len(calls)
 
 
 T = TypeVar("T")
