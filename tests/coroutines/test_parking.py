@@ -83,6 +83,24 @@ def test_given_a_fresh_group_when_it_is_large_then_its_ticket_holds_a_reference(
         assert asyncio.run(parking.unpark(parking.ticket_of(group))) == group and group.parked is None
 
 
+class Noted:
+    """A part of a prompt that counts how often it is pickled."""
+
+    pickled = 0
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        Noted.pickled += 1
+        return Noted, ()
+
+
+@pytest.mark.parametrize("size", [1, parking.MOST_SENT_BYTES])
+def test_given_a_fresh_group_of_any_size_then_it_is_pickled_once(monkeypatch, size: int) -> None:
+    monkeypatch.setattr(Noted, "pickled", 0)
+    prompt = {"text": "x" * size, "noted": Noted()}
+    parking.ticket_of(PromptGroup(uid="group", prompt=prompt, drawn_at_step=1, trajectories=[Trajectory(session_id=0)]))
+    assert Noted.pickled == 1
+
+
 def test_given_a_node_that_does_not_send_the_tokens_when_a_checkpoint_wants_them_then_it_says_so(monkeypatch) -> None:
     def get(reference: StoredObject, timeout: float) -> None:
         assert 0 < timeout < 3600

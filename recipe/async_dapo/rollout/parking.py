@@ -107,14 +107,15 @@ def ticket_of(group: PromptGroup) -> WaitingGroup:
     """What a lane needs to run a group: where it is, or a fresh one itself, if that is small."""
     park(group)
     place, content = _place_of(group), b""
-    if place is None and len(content := pickle.dumps(group, protocol=5)) > MOST_SENT_BYTES:
-        place = ray.put(group)
+    if is_fresh := place is None:
+        content = pickle.dumps(group, protocol=5)
+        place = ray.put(content) if len(content) > MOST_SENT_BYTES else None
     return WaitingGroup(
         prompt_uid=group.uid,
         unfinished=len(group.unfinished),
         is_certain=group.is_certain,
         content=content if place is None else place,
-        ages=() if place is None else _ages(group),
+        ages=() if is_fresh else _ages(group),
         has_begun=group.has_started,
         source=group.source,
         oldest_version=min(group.versions(), default=None),
@@ -129,13 +130,13 @@ async def unpark(ticket: WaitingGroup) -> PromptGroup:
     Raises:
         TokensLost: when they were not parked, or the process that kept them is gone.
     """
-    if isinstance(ticket.content, bytes):
-        return pickle.loads(ticket.content)
-    try:
-        parked = await ticket.content
-    except RayError as error:
-        raise _lost(ticket.prompt_uid, error) from error
-    return _with_ages(parked, ticket.ages)
+    content = ticket.content
+    if not isinstance(content, bytes):
+        try:
+            content = await content
+        except RayError as error:
+            raise _lost(ticket.prompt_uid, error) from error
+    return pickle.loads(content) if isinstance(content, bytes) else _with_ages(content, ticket.ages)
 
 
 def with_tokens(group: PromptGroup) -> PromptGroup:
