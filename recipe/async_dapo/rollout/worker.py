@@ -53,6 +53,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         localise(config)
         super().__init__(config, *args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
+        codec()  # its extension's imports would hold up the first trajectories
         join_queue()
 
     async def attach(self, coordinator: ActorHandle, worker: int, myself: ActorHandle) -> None:

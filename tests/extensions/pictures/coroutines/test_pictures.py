@@ -6,18 +6,22 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from verl.experimental.agent_loop import AgentLoopWorker
 
 from recipe.async_dapo.calls import prompt_digest
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.extensions.pictures.codec import PictureCodec
+from recipe.async_dapo.rollout import worker
 from recipe.async_dapo.rollout.codec import check_shown, codec
 from recipe.async_dapo.rollout.manager import make_group
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 
 from ....coroutines.test_packed_output import output, sampled
+from ....support.composed_runs import compose_run, valid_overrides
 
 COLORS = ["red", "green"]
 
@@ -67,6 +71,18 @@ def test_given_a_picture_by_path_when_a_group_is_made_then_it_keeps_the_path():
     assert codec().open(group.prompt) == group.prompt
     assert codec().strip(group.prompt)["raw_prompt"][1]["content"] == [{"type": "image"}, {"type": "text"}]
     assert group.prompt["raw_prompt"][1]["content"][0] == {"type": "image", "image": "/data/1.png"}
+
+
+def test_a_worker_has_loaded_what_opens_pictures_before_its_first_trajectory(monkeypatch, tmp_path):
+    """It would stop the worker's event loop for as long as its imports take."""
+    monkeypatch.setattr(AgentLoopWorker, "__init__", lambda self, config: setattr(self, "config", config))
+    for name in ("show_logs", "join_queue"):
+        monkeypatch.setattr(worker, name, lambda: None)
+    monkeypatch.setattr(worker, "localise", lambda config: None)
+    codec.cache_clear()
+    worker.AsyncDAPOAgentLoopWorker(compose_run(valid_overrides(tmp_path)))
+    monkeypatch.setattr("recipe.async_dapo.rollout.codec.of_copy", None)
+    assert isinstance(codec(), PictureCodec)
 
 
 def test_given_pictures_when_a_loop_has_shown_others_or_more_then_it_is_refused():
