@@ -86,7 +86,9 @@ def check_estimator(config: DictConfig) -> None:
     """A trajectory whose agent has several chains must not count several times in its group's mean."""
     if (estimator := config.algorithm.adv_estimator) in _VERLS_ESTIMATORS - _RIGHT_ESTIMATORS:
         what = "counts each row of a trajectory in its group, and each of an agent's chains is one"
-        remedy = "set grpo, which counts a trajectory once, and without norm_adv_by_std_in_grpo does as rloo"
+        remedy = "set grpo, which counts a trajectory once"
+        if "rloo" in str(estimator):
+            remedy += "; with algorithm.norm_adv_by_std_in_grpo=False its advantages are rloo's times (n - 1) / n"
         raise ConfigError("algorithm.adv_estimator", estimator, f"{what}; {remedy}")
 
 

@@ -51,7 +51,13 @@ def test_given_an_estimator_that_counts_rows_then_it_is_refused_and_one_of_the_u
 ) -> None:
     message = refusal(run, *named, "algorithm.adv_estimator=rloo")
     assert "algorithm.adv_estimator=rloo: counts each row of a trajectory in its group" in message
-    assert "set grpo" in message
+    assert message.endswith(
+        "set grpo, which counts a trajectory once; with algorithm.norm_adv_by_std_in_grpo=False its "
+        "advantages are rloo's times (n - 1) / n"
+    )
+    assert refusal(run, *named, "algorithm.adv_estimator=opo", "async_dapo.max_staleness=null").endswith(
+        "set grpo, which counts a trajectory once"
+    )
     check_all(run("algorithm.adv_estimator=rloo"))
     for right in ("grpo", "reinforce_plus_plus"):
         check_all(run(*named, f"algorithm.adv_estimator={right}"))
