@@ -49,6 +49,17 @@ class Loop(AsyncDAPOTrainer):
     _start_profiling = _stop_profiling = _nothing
 
 
+def _fitted(monkeypatch: pytest.MonkeyPatch, *overrides: str, resumed: int) -> Loop:
+    """After verl's `fit`, from the checkpoint of a step on."""
+    for name in ("Tracking", "ValidationGenerationsLogger", "DapoFilteredRewardTableLogger"):
+        monkeypatch.setattr(trainer_base, name, lambda **_: Loop.logger)
+    monkeypatch.setattr(trainer_base.tq, "kv_clear", lambda **_: None)
+    trainer = Loop(*overrides)
+    trainer.global_steps = resumed
+    PPOTrainer.fit(trainer, None)
+    return trainer
+
+
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """24 prompts, 8 a step."""
@@ -101,14 +112,19 @@ def test_given_fewer_prompts_than_a_batch_when_loaded_then_the_run_ends_with_the
 def test_a_run_ends_by_its_steps_with_a_checkpoint_and_a_validation_and_says_why(
     valid, monkeypatch, epochs, steps, resumed, trained, saved, validated, why
 ):
-    for name in ("Tracking", "ValidationGenerationsLogger", "DapoFilteredRewardTableLogger"):
-        monkeypatch.setattr(trainer_base, name, lambda **_: Loop.logger)
-    monkeypatch.setattr(trainer_base.tq, "kv_clear", lambda **_: None)
-    trainer = Loop(*valid, f"trainer.total_epochs={epochs}", f"trainer.total_training_steps={steps}")
-    trainer.global_steps = resumed
-    PPOTrainer.fit(trainer, None)
+    limits = (f"trainer.total_epochs={epochs}", f"trainer.total_training_steps={steps}")
+    trainer = _fitted(monkeypatch, *valid, *limits, resumed=resumed)
     assert len(trainer.steps) == trained
     assert (trainer.saved, trainer.validated, trainer.why_ended) == (saved, validated, why)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("resumed", [0, 4])
+def test_a_run_that_only_validates_does_so_once_trains_and_saves_nothing_and_says_so(valid, monkeypatch, resumed):
+    trainer = _fitted(monkeypatch, *valid, "trainer.val_only=True", "trainer.val_before_train=True", resumed=resumed)
+    assert (trainer.steps, trainer.saved, trainer.validated) == ([], [], [resumed])
+    assert trainer.why_ended == "trainer.val_only=True: the run validates, and trains nothing"
 
 
 @pytest.mark.slow

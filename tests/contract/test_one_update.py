@@ -20,8 +20,10 @@ from verl.utils.py_functional import rename_dict
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested
 
+from recipe.async_dapo.record import keys
 from recipe.async_dapo.training import one_update
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
+from recipe.async_dapo.training.metrics import update_metrics
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 
 from ..support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
@@ -179,6 +181,25 @@ def check_rank(files: Path) -> None:
 def test_given_one_pass_when_a_step_is_trained_then_parameters_and_metrics_are_those_of_two(tmp_path, ranks):
     write_files(tmp_path)
     run_ranks(check_rank, tmp_path, ranks=ranks)
+
+
+def check_left_out(files: Path) -> None:
+    rank = Rank(compose_run([*valid_overrides(files), *OVERRIDES, "trainer.n_gpus_per_node=1", *VARIANTS["bypass"]]))
+    before, data = rank.parameters(), with_weights(make_batch(seed=1), make_batch(seed=1), rank.config)
+    context = {one_update.FIELD: one_update.loss_context(rank.config, newest=NEWEST)}
+    data["advantages"] = nested([row * float("nan") for row in data["advantages"].unbind()])
+    after, metrics = rank.update(data, **context)
+    assert update_metrics(metrics) == {keys.SKIPPED_UPDATE: 1.0}
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    after, metrics = rank.update(with_weights(make_batch(seed=1), make_batch(seed=1), rank.config), **context)
+    assert update_metrics(metrics) == {keys.SKIPPED_UPDATE: 0.0}
+    assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.slow
+def test_an_update_whose_gradient_is_not_finite_changes_nothing_and_is_counted(tmp_path):
+    write_files(tmp_path)
+    run_ranks(check_left_out, tmp_path, ranks=1)
 
 
 def test_given_no_weights_when_their_threshold_is_a_band_then_its_upper_end_is_counted():

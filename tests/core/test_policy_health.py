@@ -30,7 +30,7 @@ def test_given_figures_that_have_changed_then_they_are_named_since_the_step_of_t
     bad = GOOD | {"entropy": 0.01}
     said = health(GOOD, GOOD, bad, bad | {"norm": now, "skipped": 1.0}).collapse(0.0)
     assert said is not None and said.startswith("the policy has collapsed since step 3: valid groups 0.4 -> 0, ")
-    assert "entropy 1 -> 0.01" in said and sign in said and "1 steps with an update left out" in said
+    assert "entropy 1 -> 0.01" in said and sign in said and "1 step with an update left out" in said
 
 
 def test_given_a_figure_that_has_recovered_then_it_is_no_sign():

@@ -24,6 +24,9 @@ def test_a_step_is_one_line_with_what_one_looks_for() -> None:
         "step 12 | 41.2 s (rollout 28, train 11) | B 512 | filtered 38 % | interrupted 91 | empty places 14 % | "
         "off-policy 11 % | failed 3"
     )
+    left_out = step_line(1, STEP | {keys.SKIPPED_UPDATE: 1.0})
+    assert left_out.endswith("failed 3 | update left out: its gradient is not finite")
+    assert step_line(1, STEP | {keys.SKIPPED_UPDATE: 0.0}) == step_line(1, STEP)
     assert step_line(1, STEP | {keys.CALLS_FAILED_RATIO: 0.73}).endswith("failed 3 | calls failed 73 %")
     assert "calls" not in step_line(1, STEP | {keys.CALLS_FAILED_RATIO: 0.2})
 

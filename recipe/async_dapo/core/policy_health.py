@@ -89,7 +89,10 @@ class PolicyHealth:
             was, now = median(self._first[figure.key]), self._newest[figure.key]
             signs.append(f"{figure.name} {_number(was)} -> {_number(now)}")
         if self._skipped:
-            signs.append(f"{self._skipped} steps with an update left out, as its gradient was not finite")
+            signs.append(
+                f"{self._skipped} step{'s' * (self._skipped > 1)} with an update left out, as its gradient was not "
+                "finite"
+            )
         return f"the policy has collapsed since step {since}: {', '.join(signs)}"
 
 
