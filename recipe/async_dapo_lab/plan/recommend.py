@@ -46,8 +46,8 @@ def recommend(rows: Sequence[Row]) -> Advice:
 
     *Balanced* allows a healthy mean staleness, *fresh* as many off-policy tokens as verl colocate_async trains on. Rows
     within `NOISE` of the fastest count as equally fast; of those, one that needs no host memory is preferred, then the
-    recipe's default, then the one with the fewest off-policy tokens. None is to be pasted than which a mode of verl's
-    own is as fast and as fresh.
+    recipe's default, then the one with the fewest off-policy tokens. No row is to be pasted if a mode of verl's own is
+    as fast and as fresh.
     """
     limits: dict[str, Callable[[Row], bool]] = {
         BALANCED: lambda row: row.mean.staleness_mean <= HEALTHY_MEAN_STALENESS,
