@@ -43,12 +43,13 @@ in_lanes=(--dist loadfile --no-loadscope-reorder --numprocesses)
 not_fast=(--ignore=tests/{cpu,e2e,gpu_check,ray,scripts,startup} --ignore-glob='tests/extensions/*/'{cpu,e2e,ray,startup})
 run() {
   case ${1:-} in
-    --fast) HYPOTHESIS_PROFILE=few pytest "${in_lanes[@]}" 2 "${not_fast[@]}" -m "not slow" "${@:2}" ;;
-    "" | --nightly) pytest "${in_lanes[@]}" 3 "$@" ;;
-    *) pytest "$@" ;;
+    --fast) HYPOTHESIS_PROFILE=few pytest "${color[@]}" "${in_lanes[@]}" 2 "${not_fast[@]}" -m "not slow" "${@:2}" ;;
+    "" | --nightly) pytest "${color[@]}" "${in_lanes[@]}" 3 "$@" ;;
+    *) pytest "${color[@]}" "$@" ;;
   esac
 }
-[[ ! -t 1 ]] || export PYTEST_ADDOPTS="--color=yes ${PYTEST_ADDOPTS:-}"
+color=()
+[[ ! -t 1 ]] || color=(--color=yes) # which pytest cannot see behind a pipe
 status=0
 run "$@" | tee "$said/tests" || status=$?
 if ! wait "$checks"; then
