@@ -9,6 +9,7 @@ trainer.val_only=True trainer.val_before_train=False -> trainer.val_before_train
 rollout.val_kwargs.do_sample=True -> rollout.val_kwargs.do_sample=False
 rollout.val_kwargs.temperature=1 -> rollout.val_kwargs.do_sample=True
 trainer.critic_warmup=5 -> trainer.critic_warmup=0
+async_dapo.calls.check={add:{first:1}} -> async_dapo.calls.check=null
 trainer.resume_from_path=/a/global_step_3 -> trainer.resume_mode=resume_path
 saves actor.checkpoint.save_contents=[model,hf_model] -> trainer.resume_mode=disable
 actor.checkpoint.load_contents=[model] -> trainer.resume_mode=disable

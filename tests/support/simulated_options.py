@@ -35,7 +35,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "max_tokens_per_round": None,
         "importance_sampling": None,
         "reward": reward_options(),
-        "calls": CallsConfig(timeout_s=3600.0, short_s=1.0, journal_limit_mb=1),
+        "calls": CallsConfig(timeout_s=3600.0, check=None, short_s=1.0, journal_limit_mb=1),
         "reward_function": "compute_score of reward.py",
         "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
         "selection": Selection(by=SelectBy.UNIFORM),

@@ -19,6 +19,7 @@ from ..core.stop_rules import StopRuleName
 from .extensions import check_in_copy, chosen, declared
 from .values import (
     Auto,
+    CallsToTry,
     ConfigError,
     Count,
     Drafts,
@@ -75,6 +76,7 @@ class CallsConfig:
     """Calls of agent loops: `async_dapo.calls`."""
 
     timeout_s: Seconds
+    check: CallsToTry | None
     short_s: float = 0.1  # a trajectory whose call takes longer leaves its place to another one [s]
     journal_limit_mb: int = 16  # of a trajectory's recorded calls, arguments and results [MiB]
     # Agent loops with a state of their own that one worker keeps alive over a stop [count].

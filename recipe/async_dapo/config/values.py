@@ -80,6 +80,11 @@ Shares = Annotated[
     dict[str | int, Weight], Meta(min_length=1, description="shares by data source, {NAME: NUMBER, ...}")
 ]
 
+# Arguments by the tool that is called with them.
+CallsToTry = Annotated[
+    dict[str, dict[str, Any]], Meta(min_length=1, description="calls by tool, {TOOL: {ARGUMENT: VALUE}}")
+]
+
 
 class Auto(StrEnum):
     """In place of a number that the recipe decides itself, step by step."""

@@ -92,6 +92,7 @@ _LONGEST = (
     *((model, f"{sizes}max_token_len_per_gpu", dynamic) for model, sizes, dynamic in _MICRO),
     ("critic", "critic.ppo_infer_max_token_len_per_gpu", None),
 )
+_TOOL_FILES = tuple(f"{_ROLLOUT}multi_turn.{kind}_path" for kind in ("function_tool", "tool_config"))
 _OLD = "older than async_dapo.max_staleness={it.options.max_staleness}"
 _CONTRADICTS = "contradicts async_dapo.importance_sampling={it.options.importance_sampling}; "
 _STRATEGY = "async_dapo.rollout_strategy={it.options.rollout_strategy} keeps the "
@@ -108,6 +109,8 @@ RULES: tuple[Rule, ...] = (
          "True, or that temperature to 0 for greedy answers"),
     Rule("trainer.critic_warmup", lambda it: it.trainer.critic_warmup > 0 and not it.has["critic"],
          "there is no critic, and the actor would not train; set 0"),
+    Rule("async_dapo.calls.check", lambda it: it.options.calls.check is not None and not any(map(it.get, _TOOL_FILES)),
+         f"the run has no tools to call; name their file by {' or '.join(_TOOL_FILES)}, or leave it null"),
     Rule("trainer.resume_from_path",
          lambda it: bool(it.trainer.resume_from_path) is not (it.trainer.resume_mode == "resume_path"),
          "is read with trainer.resume_mode=resume_path alone, and needed there, but that is {it.trainer.resume_mode}; "

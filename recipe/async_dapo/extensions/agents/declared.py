@@ -2,4 +2,4 @@
 
 from ...config.extensions import Declared
 
-DECLARED = Declared(loops="loops.of_worker")
+DECLARED = Declared(loops="loops.of_worker", checks="tried_calls.with_checks")

@@ -1,0 +1,102 @@
+"""Calls of tools that the user names are made once, before a cluster starts."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from omegaconf import DictConfig
+
+from ...calls import running_call_id
+from ...config.options import AsyncDAPOConfig
+from ...config.values import ConfigError, check_choice, check_each
+from ...record.plain_values import AGENT_LOOP, to_plain
+from ...rollout.reward_process import describe, shortened
+from ...runtime.aio import LimitReached, on_thread, within
+from ...runtime.containment import contained, value_of
+from ...startup.preflight import NOT_TRIED, Check, Seen
+
+OPTION = "async_dapo.calls.check"
+LONGEST_S = 60.0  # of a call that is tried: a run may allow its own more
+SHOWN_CHARS = 120  # of an answer
+
+
+def with_checks(checks: dict[str, Check], config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict[str, Check]:
+    """Those of the run, and one more where calls are named."""
+    asked = options.calls.check
+    if asked is None:
+        return checks
+    limit_s = min(LONGEST_S, options.calls.timeout_s)
+    return checks | {"calls of tools": lambda: try_calls(config, asked, seen.rows or [], limit_s=limit_s)}
+
+
+def try_calls(
+    config: DictConfig, asked: Mapping[str, dict[str, Any]], rows: list[dict[str, Any]], *, limit_s: float
+) -> str:
+    """Make a call of each tool, as verl's tool agent makes it.
+
+    Args:
+        asked: the arguments by the names of the tools.
+        rows: of the data; tools with instances are created as the first one says.
+
+    Returns:
+        The answers, in words.
+
+    Raises:
+        ConfigError: for each tool that is not there, raises, or does not answer in time.
+    """
+    from verl.tools.tool_registry import load_all_tools
+
+    tools = config.actor_rollout_ref.rollout.multi_turn
+    try:
+        with contained():
+            loaded = load_all_tools(tools.tool_config_path, tools.function_tool_path)
+    except Exception:  # the check of agent loops and tools says what is wrong with their files
+        return f"{NOT_TRIED}the tools cannot be loaded"
+    by_name = {tool.name: tool for tool in loaded}
+    answers: list[str] = []
+
+    def try_one(name: str, arguments: dict[str, Any]) -> None:
+        check_choice(OPTION, name, sorted(by_name))
+        began_s, creating = time.perf_counter(), _creating(rows, name)
+        try:
+            answer = asyncio.run(within(limit_s, _answer(by_name[name], arguments, creating)))
+        except LimitReached as error:
+            what = f"no answer within {limit_s:g} s; see that its service answers, and give its requests a limit"
+            raise ConfigError(f"{OPTION}.{name}", arguments, what) from error
+        except Exception as error:  # a tool may raise anything
+            remedy = "in a run the model would read this; correct the tool, its service, or these arguments"
+            raise ConfigError(f"{OPTION}.{name}", arguments, f"failed: {describe(error)}; {remedy}") from error
+        answers.append(f"{name}: {shortened(answer, SHOWN_CHARS)!r} in {time.perf_counter() - began_s:.2f} s")
+
+    check_each([partial(try_one, name, arguments) for name, arguments in asked.items()])
+    return ", ".join(answers)
+
+
+def _creating(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """What the data give an instance of this tool."""
+    given = [(row.get("tools_kwargs") or {}).get(name) for row in rows]
+    return next((one.get("create_kwargs", {}) for one in given if one), {})
+
+
+async def _answer(tool: Any, arguments: dict[str, Any], creating: dict[str, Any]) -> str:
+    """The text that the model would read, before it is cut."""
+    from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
+
+    running_call_id.set(f"{OPTION}.{tool.name}")
+    if isinstance(tool, FunctionTool):
+        call = partial(tool.fn, **arguments)
+        raw = await (value_of(call) if tool.is_async else on_thread(call))
+    else:
+        from verl.experimental.agent_loop.tool_agent_loop import AgentData
+
+        instance_id, _ = await value_of(partial(tool.create, create_kwargs=creating))
+        agent_data = AgentData([], [], [], None, None, {}, running_call_id.get(), {})
+        try:
+            raw = await value_of(partial(tool.execute, instance_id, arguments, agent_data=agent_data))
+        finally:
+            await value_of(partial(tool.release, instance_id))
+    response, reward, metrics = normalize_function_tool_return(raw)
+    to_plain([response.model_dump(exclude_none=True), reward, metrics], source=AGENT_LOOP)
+    return response.text or ""

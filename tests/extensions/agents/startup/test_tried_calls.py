@@ -1,0 +1,127 @@
+"""Calls that the user names are made once before anything starts: `check` says what came of each."""
+
+import threading
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import ToolResponse
+
+from examples.http_tools.service import Services
+from recipe.async_dapo.calls import call_id
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import ConfigError, ConfigErrors
+from recipe.async_dapo.extensions.agents import tried_calls
+from recipe.async_dapo.startup.preflight import checks_of
+
+from ....support.composed_runs import of_options
+from ....support.documents import ROOT
+
+TOOLS = "actor_rollout_ref.rollout.multi_turn."
+FUNCTIONS = f"{TOOLS}function_tool_path"
+OWN = """
+import sys, time
+from verl.tools.function_tool import function_tool
+
+@function_tool
+def leave(code: int) -> str:
+    \"\"\"Leave.
+
+    Args:
+        code: A number.
+    \"\"\"
+    sys.exit(code)
+
+@function_tool
+def wait(seconds: float) -> str:
+    \"\"\"Wait.
+
+    Args:
+        seconds: How long.
+    \"\"\"
+    time.sleep(seconds)
+    return "slept"
+"""
+INSTANCES = """
+tools:
+  - class_name: tests.extensions.agents.startup.test_tried_calls.Till
+    config: {type: native}
+    tool_schema:
+      type: function
+      function: {name: till, description: Takes money., parameters: {type: object, properties: {}, required: []}}
+"""
+
+
+class Till(BaseTool):
+    """A tool with instances, as verl has them."""
+
+    open: ClassVar[list[str]] = []
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        made_id, response = await super().create(instance_id)
+        self.open.append(made_id)
+        return made_id, response
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict]:
+        assert instance_id in self.open and not kwargs["agent_data"].extra_fields
+        return ToolResponse(text=f"{parameters['coins']} for {call_id()}"), 0.5, {}
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        self.open.remove(instance_id)
+
+
+def tried(run, *overrides: str) -> str:
+    config = run(*overrides)
+    assert not of_options(config)
+    note = checks_of(config, AsyncDAPOConfig.from_hydra(config))["calls of tools"]()
+    assert note is not None
+    return note
+
+
+@pytest.fixture
+def services(monkeypatch) -> Iterator[str]:
+    """Those of the example; returns its file of tools."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Services) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("TOOLS_SERVICE", f"http://127.0.0.1:{server.server_address[1]}")
+        yield f"{FUNCTIONS}={ROOT}/examples/http_tools/tools.py"
+        server.shutdown()
+
+
+def test_of_two_tools_over_http_the_broken_one_is_named_with_its_answer_and_place(run, services):
+    assert tried(run, services, "async_dapo.calls.check={add:{first:1,second:2}}").startswith("add: '3' in ")
+    with pytest.raises(ConfigError) as error:
+        tried(run, services, "async_dapo.calls.check={add:{first:1,second:2},look_up:{page:1}}")
+    said = str(error.value)
+    assert said.startswith("async_dapo.calls.check.look_up={'page': 1}: failed: ClientResponseError(")
+    assert "503, message='the index is not loaded'" in said and " at tools.py:" in said
+
+
+def test_a_tool_that_is_not_there_wrong_arguments_an_exit_and_no_answer_each_have_an_error(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(tried_calls, "LONGEST_S", 0.2)
+    (tmp_path / "own.py").write_text(OWN)
+    asked = "{leav:{code:3},leave:{code:3},wait:{seconds:600}}"
+    with pytest.raises(ConfigErrors) as found:
+        tried(run, f"{FUNCTIONS}={tmp_path}/own.py", f"async_dapo.calls.check={asked}")
+    absent, left, slow = map(str, found.value.errors)
+    assert "must be one of leave, wait; did you mean leave?" in absent
+    assert "async_dapo.calls.check.leave={'code': 3}: failed: SystemExit(3)" in left
+    assert "async_dapo.calls.check.wait={'seconds': 600}: no answer within 0.2 s" in slow
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'second'"):
+        tried(run, f"{FUNCTIONS}={tmp_path}/own.py", "async_dapo.calls.check={wait:{second:1}}")
+
+
+def test_a_tool_with_instances_is_created_called_and_released(run, tmp_path):
+    (tmp_path / "tools.yaml").write_text(INSTANCES)
+    note = tried(run, f"{TOOLS}tool_config_path={tmp_path}/tools.yaml", "async_dapo.calls.check={till:{coins:3}}")
+    assert note.startswith("till: '3 for async_dapo.calls.check.till' in ") and Till.open == []
+
+
+@pytest.mark.parametrize("value", ["add", "{}", "{add:1}", "[add]"])
+def test_other_values_are_refused_with_what_is_meant(run, services, value):
+    [error] = of_options(run(services, f"async_dapo.calls.check={value}"))
+    assert error.startswith("async_dapo.calls.check=") and "{TOOL: {ARGUMENT: VALUE}}" in error
