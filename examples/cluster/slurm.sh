@@ -7,7 +7,7 @@
 # Submit it from the repository's folder, or set REPOSITORY. Arguments are further Hydra overrides. Nodes must be the
 # job's alone: `ray symmetric-run` ends every Ray of this user on them. The environment decides:
 #
-#   DATA_HOME, CKPTS_DIR   as in test_qwen3_8b.sh; both on a disk that all nodes share; required
+#   DATA_HOME, CKPTS_DIR   as in test_qwen3_8b.sh; both on a disk that all nodes share; the second is required
 #   MODEL_PATH             as in test_qwen3_8b.sh: a folder, the same on every node, or a name on the hub
 #                          [Qwen/Qwen3-8B-Base]
 #   REPOSITORY             folder of this repository, the same on every node [where sbatch was called]
@@ -22,9 +22,12 @@
 #SBATCH --mem=0
 #SBATCH --time=2-00:00:00
 #SBATCH --output=async-dapo-%j.log
+#SBATCH --open-mode=append
 set -euo pipefail
 
-: "${DATA_HOME:?set DATA_HOME to the folder of the data, on a disk that all nodes share}"
+if [[ " $*" != *\ data.train_files=* || " $*" != *\ data.val_files=* ]]; then
+  : "${DATA_HOME:?set DATA_HOME to the folder of the data, on a disk that all nodes share, or name the files of both}"
+fi
 : "${CKPTS_DIR:?set CKPTS_DIR to a folder that all nodes share: each writes a part of every checkpoint}"
 : "${SLURM_JOB_ID:?submit it with sbatch}"
 venv=${VENV:-${VIRTUAL_ENV:-${CONDA_PREFIX:-}}}
@@ -50,6 +53,7 @@ export RAY_health_check_timeout_ms=2000
 
 ulimit -n "$(ulimit -Hn)"
 cd -- "$repository"
-exec srun --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
+# A site may bind a task to one core; Slurm may queue a job again whose node has failed, which keeps its log and resumes.
+exec srun --ntasks="$NNODES" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 \
   ray symmetric-run --address "$RAY_ADDRESS" --min-nodes "$NNODES" --temp-dir="/tmp/ray-$SLURM_JOB_ID" -- \
   bash "${TRAIN:-recipe/async_dapo/test_qwen3_8b.sh}" "$@"

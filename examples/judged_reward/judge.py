@@ -22,7 +22,7 @@ class Judge(BaseHTTPRequestHandler):
 
 def main(port: int) -> None:
     with ThreadingHTTPServer(("127.0.0.1", port), Judge) as server:
-        sys.stdout.write(f"judge: http://127.0.0.1:{port}/judge\n")
+        sys.stdout.write(f"judge: http://127.0.0.1:{server.server_address[1]}/judge\n")
         sys.stdout.flush()
         server.serve_forever()
 

@@ -7,7 +7,10 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   sed -n '2,/^set -/ { /^set -/d; s/^# \{0,1\}//; p; }' "${BASH_SOURCE[1]}" # the comment at the script's head
   exit
 fi
-: "${DATA_HOME:?set DATA_HOME to the folder that prepare_dapo_data.sh has filled, for example DATA_HOME=\$HOME/data}"
+if [[ " $*" == *\ data.train_files=* && " $*" == *\ data.val_files=* ]]; then
+  DATA_HOME=${DATA_HOME:-.} # the user's files take the place of those in it
+fi
+: "${DATA_HOME:?set DATA_HOME to the folder that prepare_dapo_data.sh has filled, or name data.train_files and data.val_files}"
 model_path=${MODEL_PATH:-$model}
 nnodes=${NNODES:-$least_nodes}
 if [[ ! $nnodes =~ ^[1-9][0-9]*$ ]]; then

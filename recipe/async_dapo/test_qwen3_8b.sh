@@ -6,7 +6,8 @@
 #
 # Prepare the data with prepare_dapo_data.sh first. Arguments are further Hydra overrides. The environment decides:
 #
-#   DATA_HOME    folder with dapo-math-17k.parquet and aime-2024.parquet, the same on every node; required
+#   DATA_HOME    folder with dapo-math-17k.parquet and aime-2024.parquet, the same on every node; required, unless the
+#                arguments name data.train_files and data.val_files
 #   MODEL_PATH   model folder, the same on every node, or name on the Hugging Face hub [Qwen/Qwen3-8B-Base]
 #   CKPTS_DIR    folder of the checkpoints, 100 GB each: three, and a fourth while it is written, in a folder that is
 #                named after the model; with NNODES > 1 required, and shared by all nodes [checkpoints]

@@ -22,13 +22,12 @@ STEPS = 2
 
 
 @pytest.fixture
-def judge() -> Iterator[None]:
-    """On the port of the example's command."""
-    command = [sys.executable, str(ROOT / "examples" / "judged_reward" / "judge.py"), "8765"]
+def judge() -> Iterator[str]:
+    """Where it is."""
+    command = [sys.executable, str(ROOT / "examples" / "judged_reward" / "judge.py"), "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "judge: http://127.0.0.1:8765/judge\n"
-        yield
+        yield process.stdout.readline().split()[1]
         process.terminate()
 
 
@@ -37,7 +36,7 @@ def test_given_the_examples_of_a_judge_and_tools_when_trained_then_its_verdicts_
     assets, judge, tmp_path
 ):
     words = [word for example in ("tools", "judged_reward") for word in overrides_of(example)]
-    overrides = [word.replace("=examples/", f"={ROOT}/examples/") for word in words]
+    overrides = [word.replace("=examples/", f"={ROOT}/examples/").replace("$JUDGE_URL", judge) for word in words]
     run = train(assets, tmp_path / "run", steps=STEPS, strategy="partial", overrides=overrides)
     assert len(run.steps) == STEPS and all(map(ledger_closes, run.steps))
     assert sum(run.metric("async_dapo/failure/groups")) == 0

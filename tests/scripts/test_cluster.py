@@ -65,7 +65,7 @@ def test_given_an_allocation_when_submitted_then_ray_starts_on_every_node_and_th
     assert done.returncode == 0, done.stderr
     words = done.stdout.splitlines()
     started, entry = words[: words.index("--")], words[words.index("--") + 1 :]
-    assert started[0] == "--ntasks=2" and "symmetric-run" in started
+    assert started[0] == "--ntasks=2" and "--cpu-bind=none" in started and "symmetric-run" in started
     assert started[started.index("--address") + 1] == "127.0.0.1:23456"
     assert started[started.index("--min-nodes") + 1] == "2"
     assert "--temp-dir=/tmp/ray-123456" in started
@@ -109,6 +109,13 @@ def test_given_a_venv_or_an_environment_of_conda_when_submitted_then_the_job_has
 def test_given_no_folder_when_submitted_then_the_message_names_the_variable(tmp_path, missing: str) -> None:
     done = submit(tmp_path, **{name: value for name, value in NEEDED.items() if name != missing})
     assert done.returncode != 0 and f"set {missing} to" in done.stderr
+
+
+def test_given_data_files_of_the_users_own_when_submitted_then_no_folder_of_data_is_asked_for(tmp_path) -> None:
+    files = ("data.train_files=/shared/a.parquet", "data.val_files=/shared/b.parquet")
+    assert submit(tmp_path, *files, CKPTS_DIR="/shared/checkpoints").returncode == 0
+    refused = submit(tmp_path, files[0], CKPTS_DIR="/shared/checkpoints")
+    assert refused.returncode != 0 and "set DATA_HOME to" in refused.stderr
 
 
 def test_given_the_rayjob_when_read_then_its_parts_fit_each_other_and_the_reference_script() -> None:

@@ -1,5 +1,6 @@
 """The command of each example: it hands its options and the user's to the quick start, and leaves nothing behind."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ BESIDE = (
 QUICK_START = f"""\
 printf '%s\\n' "$@" > given.txt
 {sys.executable} -c '{BESIDE}' > beside.txt
+printf '%s\\n' "${{TOOLS_SERVICE:-}}" > service.txt
 exit 0
 """
 
@@ -45,8 +47,11 @@ def test_one_command_trains_on_an_example_from_any_folder(checkout: Path, exampl
     assert files and all((checkout / file).is_file() for file in files)
 
 
-def test_the_judge_runs_beside_the_training_and_ends_with_it(checkout: Path) -> None:
-    subprocess.run(["bash", str(checkout / "examples" / "judged_reward" / "train.sh")], check=True, timeout=300)
-    [judge] = map(int, (checkout / "beside.txt").read_text().split())
+@pytest.mark.parametrize("example", ["judged_reward", "http_tools"])
+def test_a_service_runs_on_a_free_port_beside_the_training_and_ends_with_it(checkout: Path, example: str) -> None:
+    subprocess.run(["bash", str(checkout / "examples" / example / "train.sh")], check=True, timeout=300)
+    [service] = map(int, (checkout / "beside.txt").read_text().split())
     with suppress(psutil.NoSuchProcess):
-        psutil.Process(judge).wait(300)
+        psutil.Process(service).wait(300)
+    address = re.compile(r"http://127\.0\.0\.1:(?!876[56])\d{4,5}\b")  # those had been everybody's
+    assert address.search((checkout / "given.txt").read_text() + (checkout / "service.txt").read_text())

@@ -65,6 +65,13 @@ def composed(done: Completed) -> DictConfig:
     return compose_run(overrides)
 
 
+def test_given_files_of_the_users_own_when_run_then_no_folder_of_data_is_asked_for(tmp_path):
+    files = [f"data.{kind}_files={tmp_path}/{kind}.parquet" for kind in ("train", "val")]
+    data = composed(run_script(SCRIPT, *files, folder=tmp_path)).data
+    assert [data.train_files, data.val_files] == [one.partition("=")[2] for one in files]
+    assert "set DATA_HOME" in run_script(SCRIPT, files[0], folder=tmp_path).stderr
+
+
 @pytest.mark.parametrize("script", [SCRIPT, EXPERTS, SMALL, AT_ROOT], ids=["dense", "experts", "small", "at root"])
 def test_given_a_call_for_help_when_run_then_the_variables_are_explained_and_nothing_starts(script, tmp_path):
     done = run_script(script, "--help", folder=tmp_path)
