@@ -70,6 +70,7 @@ def test_given_its_last_checkpoint_when_evaluated_then_the_number_is_that_of_its
     (_, accuracy) = run.accuracy()[-1]
     assert result["validation"]["val-core/carry/acc/mean@1"] == result["figures"]["mean@1"] == accuracy
     assert len(result["answers"]) == result["figures"]["prompts"] == 256 and "all: prompts 256" in said
+    assert "validation begins" in said and "report.html" not in said, "it lies in a folder that is gone"
     assert {answer["source"] for answer in result["answers"]} == {"carry"}
     answers = [answer for answer in result["answers"] if answer["value"]]
     tokens = [answer["length_tok"] for answer in answers]

@@ -170,7 +170,8 @@ def _run(overrides: Sequence[str], subject: Subject, *, folder: Path, ray_folder
         while True:
             exit_code = process.exit_code
             for event in log.new_events():
-                _say(event)
+                if str(folder) not in event:  # it is gone afterwards
+                    _say(event)
             if exit_code is not None:
                 break
             process.watch(1.0)
