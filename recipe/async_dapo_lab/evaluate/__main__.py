@@ -11,12 +11,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from ...async_dapo.check import quiet
 from ...async_dapo.config.values import ConfigError
 from ...async_dapo.record.checkpoint_folder import step_of
 from ...async_dapo.record.run_files import STEPS_FILE, read_lines, set_aside
@@ -108,7 +110,8 @@ def ask(subject: Subject, text: str, *, samples: int) -> list[str]:
     with RayFolder() as temporary:
         model = subject.model
         if subject.checkpoint is not None:
-            with redirect_stdout(sys.stderr):
+            sys.stderr.write(f"reading {subject.checkpoint.name}, then starting vLLM\n")
+            with quiet(), redirect_stderr(StringIO()):  # of what verl's merger does only errors matter here
                 model = str(export(subject.checkpoint, temporary.path / "model"))
         assert model is not None
         environment = os.environ | {"PYTHONPATH": _python_path(os.environ)}
