@@ -106,6 +106,7 @@ def test_given_a_run_that_goes_on_when_it_is_followed_then_earlier_steps_are_not
     told = [line.split(" | ")[:2] for line in done.stdout.splitlines() if line.startswith("step ")]
     assert told[0] == ["step 2/3", f"accuracy 0.4 ({ACCURACY.removeprefix('val-core/')})"]
     assert told[1] == ["step 3/3", "1.5 s (rollout 1)"] and told[2][0].startswith("step 1.5 s (median of 2)")
+    assert "\n1 of 3 steps in " in done.stdout
 
 
 def test_given_a_run_that_only_validates_when_it_ends_then_that_is_no_failure(tmp_path):

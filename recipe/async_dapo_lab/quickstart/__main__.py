@@ -102,7 +102,7 @@ def _run(options: Options) -> None:
     _say("preparing model and data; then starting Ray, vLLM and FSDP (about a minute)")
     beside = vllm_inspects("Qwen3ForCausalLM")
     assets = prepare_assets(options.output.parent, seed=options.seed, beside=beside)
-    peak_memory_bytes = _train(options, assets, system=RECIPE)
+    new_steps, peak_memory_bytes = _train(options, assets, system=RECIPE)
     wall_s = time.monotonic() - started
     run, baseline = Run.load(options.output), None
     if options.compare:
@@ -113,15 +113,16 @@ def _run(options: Options) -> None:
         baseline = Run.load(verl.output)
         write_report([options.output, verl.output])
     _say(f"\n{headline(run, baseline)}")
-    _say(f"{len(run.steps)} steps in {wall_s:.0f} s, at most {peak_memory_bytes / 1e9:.1f} GB of memory")
+    trained = f"{new_steps} of {len(run.steps)}" if new_steps < len(run.steps) else f"{new_steps}"
+    _say(f"{trained} steps in {wall_s:.0f} s, at most {peak_memory_bytes / 1e9:.1f} GB of memory")
     _say(f"{options.output}: report.html, train.log, metrics.jsonl, tensorboard/")
     _say("\n".join(_what_next(options)))
     for cause, count in run.causes.most_common(_MOST_CAUSES):
         console.print(f"[bold red]{count} groups failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)
 
 
-def _train(options: Options, assets: Assets, *, system: str) -> int:
-    """Returns the most memory it used [bytes]."""
+def _train(options: Options, assets: Assets, *, system: str) -> tuple[int, int]:
+    """Returns the steps that it trained, not those before it went on, and the most memory it used [bytes]."""
     metrics = RunMetrics.after(options.output / "metrics.jsonl")
     log_file = options.output / "train.log"
     for file in (metrics.file, log_file):  # of an earlier start into the same folder
@@ -143,7 +144,7 @@ def _train(options: Options, assets: Assets, *, system: str) -> int:
             raise
         finally:
             _say_steps(metrics, pace)  # that have ended since the last look: checkpoints may name them
-    return process.peak_memory_bytes
+    return metrics.new_steps, process.peak_memory_bytes
 
 
 def _say_steps(metrics: RunMetrics, pace: Pace) -> bool:

@@ -17,6 +17,7 @@ class RunMetrics(StepMetrics, GrowingFile):
     """Grows as the file does."""
 
     by_step: dict[int, dict[str, float]] = field(default_factory=dict)
+    new_steps: int = 0  # trained since the start
     _known: frozenset[bytes] = frozenset()
 
     @classmethod
@@ -37,6 +38,7 @@ class RunMetrics(StepMetrics, GrowingFile):
             self.by_step.setdefault(record["step"], {}).update(record["data"])
             if line not in self._known:
                 new.append((record["step"], record["data"]))
+                self.new_steps += STEP_S in record["data"]
         return new
 
     @property
