@@ -98,5 +98,5 @@ async def _answer(tool: Any, arguments: dict[str, Any], creating: dict[str, Any]
         finally:
             await value_of(partial(tool.release, instance_id))
     response, reward, metrics = normalize_function_tool_return(raw)
-    to_plain([response.model_dump(exclude_none=True), reward, metrics], source=AGENT_LOOP)
+    to_plain({**response.model_dump(exclude_none=True), "reward": reward, "metrics": metrics}, source=AGENT_LOOP)
     return response.text or ""
