@@ -12,14 +12,14 @@ from ...calls import running_call_id
 from ...config.options import AsyncDAPOConfig
 from ...config.values import ConfigError, check_choice, check_each
 from ...record.plain_values import AGENT_LOOP, to_plain
-from ...rollout.reward_process import describe, shortened
+from ...rollout.reward_process import shortened, shown_name, user_frames
 from ...runtime.aio import LimitReached, on_thread, within
 from ...runtime.containment import contained, value_of
 from ...startup.preflight import NOT_TRIED, Check, Seen
 
 OPTION = "async_dapo.calls.check"
 LONGEST_S = 60.0  # of a call that is tried: a run may allow its own more
-SHOWN_CHARS = 120  # of an answer
+SHOWN_CHARS = 240  # of an answer, or an error
 
 
 def with_checks(checks: dict[str, Check], config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict[str, Check]:
@@ -66,8 +66,10 @@ def try_calls(
             what = f"no answer within {limit_s:g} s; see that its service answers, and give its requests a limit"
             raise ConfigError(f"{OPTION}.{name}", arguments, what) from error
         except Exception as error:  # a tool may raise anything
+            what, frames = shortened(str(error) or repr(error), SHOWN_CHARS), user_frames(error)
+            where = f" at {shown_name(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
             remedy = "in a run the model would read this; correct the tool, its service, or these arguments"
-            raise ConfigError(f"{OPTION}.{name}", arguments, f"failed: {describe(error)}; {remedy}") from error
+            raise ConfigError(f"{OPTION}.{name}", arguments, f"failed: {what}{where}; {remedy}") from error
         answers.append(f"{name}: {shortened(answer, SHOWN_CHARS)!r} in {time.perf_counter() - began_s:.2f} s")
 
     check_each([partial(try_one, name, arguments) for name, arguments in asked.items()])

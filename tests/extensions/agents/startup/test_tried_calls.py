@@ -1,5 +1,6 @@
 """Calls that the user names are made once before anything starts: `check` says what came of each."""
 
+import re
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -97,8 +98,8 @@ def test_of_two_tools_over_http_the_broken_one_is_named_with_its_answer_and_plac
     with pytest.raises(ConfigError) as error:
         tried(run, services, "async_dapo.calls.check={add:{first:1,second:2},look_up:{page:1}}")
     said = str(error.value)
-    assert said.startswith("async_dapo.calls.check.look_up={'page': 1}: failed: ClientResponseError(")
-    assert "503, message='the index is not loaded'" in said and " at tools.py:" in said
+    assert said.startswith("async_dapo.calls.check.look_up={'page': 1}: failed: 503, message='the index is not")
+    assert re.search(r" at tools\.py:\d+; in a run the model would read this", said)
 
 
 def test_a_tool_that_is_not_there_wrong_arguments_an_exit_and_no_answer_each_have_an_error(run, tmp_path, monkeypatch):
