@@ -8,6 +8,7 @@ from tensordict import TensorDict
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from verl.utils.tensordict_utils import chunk_tensordict, index_select_tensor_dict, maybe_fix_3d_position_ids
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.extensions.pictures.position_ids import PositionsTrainingWorker, ragged_in_tokens
 from recipe.async_dapo.weights.sender import policy_worker
 
@@ -40,5 +41,5 @@ def test_given_equal_lengths_when_verl_alone_cuts_them_then_it_fails():
 
 
 def test_given_a_run_with_pictures_then_workers_of_policies_read_positions_this_way():
-    assert PositionsTrainingWorker in policy_worker({"extensions": ["length_bias", "pictures"]}).mro()
+    assert PositionsTrainingWorker in policy_worker({"extensions": [*declared()]}).mro()
     assert PositionsTrainingWorker not in policy_worker({"extensions": []}).mro()
