@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.record.checkpoint_folder import read_pool, verify
-from recipe.async_dapo.startup.output_check import NEWEST_FILE
+from recipe.async_dapo.startup.checkpoint_to_resume import NEWEST_FILE
 from recipe.async_dapo.training.checkpoints import from_bytes, from_frames
 from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT

@@ -27,8 +27,8 @@ from recipe.async_dapo.record.checkpoint_folder import (
     saving,
     verify,
 )
-from recipe.async_dapo.startup import output_check
-from recipe.async_dapo.startup.output_check import NEWEST_FILE, check_resume
+from recipe.async_dapo.startup import checkpoint_to_resume
+from recipe.async_dapo.startup.checkpoint_to_resume import NEWEST_FILE, check_resume
 from recipe.async_dapo.startup.preflight import check_all
 
 from ..support.checkpoints import write_checkpoint
@@ -98,7 +98,9 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 
 @pytest.fixture
 def warnings_of_the_check(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level("WARNING", logger=output_check.__name__):  # vLLM's import sets the root logger to ERROR
+    with caplog.at_level(
+        "WARNING", logger=checkpoint_to_resume.__name__
+    ):  # vLLM's import sets the root logger to ERROR
         yield caplog
 
 

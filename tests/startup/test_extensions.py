@@ -10,7 +10,7 @@ from recipe.async_dapo.config import extensions
 from recipe.async_dapo.config.extensions import SERVED
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.rollout.codec import codec
-from recipe.async_dapo.startup.agent_loop_check import _import
+from recipe.async_dapo.startup.agent_loops import import_loop
 from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo_lab.gpu_check.families import TinyModel
 
@@ -53,7 +53,7 @@ def test_a_value_whose_extension_is_not_in_this_copy_is_refused_by_name(run, one
 def test_an_agent_loop_whose_extension_is_not_in_this_copy_is_refused_by_name() -> None:
     target = f"{extensions.PACKAGE}.absent.black_box.BlackBoxAgent"
     with pytest.raises(ConfigError, match="extensions/absent is not in this copy; copy that folder too"):
-        _import({"name": "solver", "_target_": target}, "solver")
+        import_loop({"name": "solver", "_target_": target}, "solver")
     assert extensions.missing("recipe.another.Loop") is None
 
 
@@ -63,16 +63,6 @@ def test_a_copy_without_further_checks_says_so_in_one_line_and_refuses_what_woul
     assert said.note.startswith("warning: extensions/checks is not in this copy: ") and said.error is None
     check_all(run("trainer.logger=[console,wandb]"))  # a key that may be missing
     assert refusal(run, "trainer.critic_warmup=5").startswith("trainer.critic_warmup=5: there is no critic")
-
-
-@pytest.mark.usefixtures("bare_copy")
-def test_a_copy_without_further_checks_refuses_what_would_lose_steps_and_prompts_that_are_all_alike(run, files):
-    folder = f"trainer.default_local_dir={files}/reward.py"
-    assert refusal(run, folder, "trainer.save_freq=1").startswith(
-        f"{folder}: {files}/reward.py is a file, so no folder"
-    )
-    template = "actor_rollout_ref.model.custom_chat_template=alike"
-    assert refusal(run, template).startswith(f"{template}: is the text of a template, and makes the same tokens")
 
 
 @pytest.mark.usefixtures("bare_copy")

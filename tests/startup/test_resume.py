@@ -37,7 +37,7 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, absent_ranks, read_complete
 from recipe.async_dapo.record.trained_model import TrainedModel
 from recipe.async_dapo.rollout.packed_output import PackedOutput
-from recipe.async_dapo.startup.output_check import NEWEST_FILE, check_resume
+from recipe.async_dapo.startup.checkpoint_to_resume import NEWEST_FILE, check_resume
 from recipe.async_dapo.training.checkpoints import (
     KeptCheckpoints,
     RolloutState,

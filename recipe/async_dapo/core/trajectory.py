@@ -18,6 +18,8 @@ from .journal import Call
 from .routes import Routes
 from .summed import Summed
 
+SOURCE = "data_source"  # verl's name of the column that says of which data a prompt is
+
 
 class BrokenRecord(RuntimeError):
     """An engine's answer has a token without log-prob or policy version: no prompt is to blame."""
@@ -187,8 +189,8 @@ class PromptGroup:
 
     @property
     def source(self) -> str:
-        """Of which data the prompt is: verl's column `data_source`."""
-        return str(self.prompt.get("data_source", ""))
+        """Of which data the prompt is."""
+        return str(self.prompt.get(SOURCE, ""))
 
     @property
     def age(self) -> int:

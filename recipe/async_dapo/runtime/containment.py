@@ -148,3 +148,14 @@ def _end_with_event_loop(ended: threading.ExceptHookArgs) -> None:
     logger.critical("the event loop of this process has ended, and this process with it:\n%s", what)
     logging.shutdown()
     os._exit(EXIT_CODE)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what went wrong at the bottom, and where in a file."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{where}"

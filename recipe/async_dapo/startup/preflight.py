@@ -13,10 +13,9 @@ from omegaconf.errors import OmegaConfBaseException
 from ..config.extensions import declared, load
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, ConfigErrors, check_each
-from ..runtime.containment import contained
+from ..runtime.containment import contained, first_line
 from ..runtime.interruption import interruptible
 from ..runtime.verl_version import check_versions
-from .agent_loop_check import WARNING, first_line
 from .keys import UnreadKey, unread_keys, without
 from .users_code import name_files_plainly, shipped_modules
 from .verl_options import check_types
@@ -24,12 +23,13 @@ from .verl_options import check_types
 logger = logging.getLogger(__name__)
 
 NOT_TRIED = "not tried: "  # a note that begins so claims nothing
+WARNING = "warning: "  # one that begins so is logged at every start
 OPTIONS = "async_dapo options"  # the check without which those after it do not run
 
 FURTHER = "further checks"
 ABSENT = (
-    "extensions/checks is not in this copy: only what would make a wrong run, lose something, or stand still is "
-    "checked; other mistakes end a run minutes after its start, and the reward function is not tried"
+    "extensions/checks is not in this copy: data, chat template, model, reward function, tools and output folders are "
+    "not tried; what is wrong with them ends a run minutes after its start, or is not told"
 )
 LEFT_OUT = (NOT_TRIED, WARNING + ABSENT)  # how notes begin of what was not tried
 
@@ -64,7 +64,7 @@ class Seen:
             ConfigError: if it cannot be loaded.
         """
         if self._model is None:
-            from .model_check import load_by_verl
+            from .model import load_by_verl
 
             self._model = load_by_verl(self.config)
         return self._model
@@ -144,37 +144,36 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
 
 
 def _essential(config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict[str, Check]:
-    """Without these a run could train something else than was asked for, lose what it has, or stand still. They are
-    imported here, once the versions have been looked at.
-
-    Args:
-        seen: the check of the data puts its rows there.
+    """What options say together, and whether a resumed run can go on. They are imported here, once the versions have
+    been looked at.
     """
-    from .agent_loop_check import check_agent_loop
-    from .data_check import Prompts, check_data
-    from .model_check import check_model
-    from .output_check import check_output_folders, check_resume
+    from ..rollout.codec import codec
+    from .agent_loops import check_agent_loops
+    from .checkpoint_to_resume import check_resume
     from .rules import check_options
     from .verl_options import check_engine_arguments, check_verl_options
-
-    def data() -> str:
-        rows: dict[str, dict[str, Any]] = {}
-        prompts = Prompts(config, seen.model())
-        try:
-            told = check_data(config, options, prompts, rows)
-        except ConfigError:
-            seen.rows = list(rows.values()) or None  # of files that are right: what comes next is tried on these
-            raise
-        seen.rows = list(rows.values())
-        return WARNING + told if told else f"sources {', '.join(sorted(rows))}"
 
     return {
         "verl's options": partial(check_verl_options, config),
         "options together": partial(check_options, config, options),
         "vLLM's arguments": partial(check_engine_arguments, config),
-        "output folders": partial(check_output_folders, config),
         "checkpoint": partial(check_resume, config),
-        "agent loop and tools": partial(check_agent_loop, config),
-        "data": data,
-        "model": lambda: check_model(config, seen.model()),
+        "agent loop and tools": partial(check_agent_loops, config),
+        "model": lambda: codec().check_model(config, seen.model()),
     }
+
+
+def in_turn(*checks: Check) -> Check:
+    """One check of several, each of which runs whatever those before it find."""
+
+    def all_of_them() -> str:
+        notes: list[str | None] = []
+        check_each([partial(lambda check: notes.append(check()), check) for check in checks])
+        return "; ".join(filter(None, notes))
+
+    return all_of_them
+
+
+def behind(checks: dict[str, Check], further: dict[str, dict[str, Check]]) -> dict[str, Check]:
+    """The checks with further ones behind some, by the names of these."""
+    return {name: check for one in checks for name, check in ({one: checks[one]} | further.get(one, {})).items()}

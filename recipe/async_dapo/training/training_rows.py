@@ -9,7 +9,7 @@ from datasets import Dataset
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tensordict_utils import get_tensordict
 
-from ..core.trajectory import PromptGroup
+from ..core.trajectory import SOURCE, PromptGroup
 from ..rollout.manager import make_group, prompt_rows
 from .source import Rows
 
@@ -28,9 +28,9 @@ class TrainingRows(Rows):
     @property
     def sources(self) -> Sequence[str] | None:
         table = getattr(self._trainer.train_dataset, "dataframe", None)
-        if not isinstance(table, Dataset) or "data_source" not in table.column_names:
+        if not isinstance(table, Dataset) or SOURCE not in table.column_names:
             return None
-        return [*map(str, table["data_source"])]
+        return [*map(str, table[SOURCE])]
 
     @property
     def seed(self) -> int | None:

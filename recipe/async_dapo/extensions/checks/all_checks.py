@@ -1,19 +1,22 @@
-"""Every check of a run, in order: those of the core, and behind or between them those whose mistakes only cost time."""
+"""Every check of a run, in order: those of the core, and behind or between them those that try what options name."""
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from omegaconf import DictConfig
 
 from ...config.options import AsyncDAPOConfig
-from ...config.values import check_each
-from ...startup.agent_loop_check import WARNING
+from ...config.values import ConfigError
 from ...startup.facts import Run
-from ...startup.preflight import Check, Seen
+from ...startup.preflight import WARNING, Check, Seen, behind, in_turn
 from .choices import check_values
+from .data import Prompts, check_data
 from .environment import check_environment
 from .folders import check_folders
 from .installed import check_argument_names, check_by_verl
+from .loops_and_tools import check_names, check_tools
+from .model import check_model
 from .reward import check_reward
 from .weights import check_weights
 
@@ -22,25 +25,46 @@ def all_checks(core: dict[str, Check], config: DictConfig, options: AsyncDAPOCon
     """
     Args:
         core: its checks, by their names.
-        seen: filled once the core's check of the data has run.
+        seen: the check of the data puts its rows there.
     """
+
+    def loops_and_tools() -> str:
+        check_names(config)
+        note, tools = core["agent loop and tools"]() or "", check_tools(config)
+        return note if note.startswith(WARNING) or not tools else f"{note}; tools {', '.join(tools)}"
+
+    def data() -> str:
+        rows: dict[str, dict[str, Any]] = {}
+        prompts = Prompts(config, seen.model())
+        try:
+            told = check_data(config, options, prompts, rows)
+        except ConfigError:
+            seen.rows = list(rows.values()) or None  # of files that are right: what comes next is tried on these
+            raise
+        seen.rows = list(rows.values())
+        return WARNING + told if told else f"sources {', '.join(sorted(rows))}"
 
     def reward() -> str:
         function, odd = check_reward(config, options, seen.rows, seen.model)
         return WARNING + odd if odd else function
 
-    further: dict[str, Check] = {
-        "options together": _in_turn(lambda: check_values(Run.of(config, options)), core["options together"]),
-        "vLLM's arguments": _in_turn(core["vLLM's arguments"], partial(check_argument_names, config)),
-        "verl's own checks": partial(check_by_verl, config),
-        "environment": _warned(partial(check_environment, config)),
-        "output folders": _in_turn(core["output folders"], partial(check_folders, config)),
-        "model": _in_turn(core["model"], _warned(lambda: check_weights(config, seen.model()))),
-        "reward function": reward,
+    own = (lambda: check_model(config, seen.model()), _warned(lambda: check_weights(config, seen.model())))
+    checks = core | {
+        "options together": in_turn(lambda: check_values(Run.of(config, options)), core["options together"]),
+        "vLLM's arguments": in_turn(core["vLLM's arguments"], partial(check_argument_names, config)),
+        "agent loop and tools": loops_and_tools,
+        "model": in_turn(*own),
     }
-    behind = {"vLLM's arguments": ("verl's own checks", "environment"), "model": ("reward function",)}
-    names = [name for one in core for name in (one, *behind.get(one, ()))]
-    return {name: further.get(name) or core[name] for name in names}
+    further: dict[str, dict[str, Check]] = {
+        "vLLM's arguments": {
+            "verl's own checks": partial(check_by_verl, config),
+            "environment": _warned(partial(check_environment, config)),
+            "output folders": partial(check_folders, config),
+        },
+        "agent loop and tools": {"data": data},
+        "model": {"reward function": reward},
+    }
+    return behind(checks, further)
 
 
 def _warned(check: Callable[[], str]) -> Check:
@@ -51,14 +75,3 @@ def _warned(check: Callable[[], str]) -> Check:
         return WARNING + lacks if lacks else ""
 
     return warned
-
-
-def _in_turn(*checks: Check) -> Check:
-    """One after the other, whatever the first finds."""
-
-    def in_turn() -> str:
-        notes: list[str | None] = []
-        check_each([partial(lambda check: notes.append(check()), check) for check in checks])
-        return "; ".join(filter(None, notes))
-
-    return in_turn

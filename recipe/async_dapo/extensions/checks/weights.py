@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from safetensors import safe_open
 
 from ...config.values import Drafts, check_each, refused
-from ...startup.model_check import load_by_verl
+from ...startup.model import load_by_verl
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
 _LAYER = re.compile(r"(?:model\.|language_model\.)*layers\.(\d+)\.")

@@ -7,7 +7,7 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 
 from ...config.options import AsyncDAPOConfig
 from ...config.values import Drafts
-from ...startup.model_check import load_by_verl
+from ...startup.model import load_by_verl
 from ...weights.stream import CUSTOM_OPTIONS
 from .speculative import SpeculativeConfig, speculative_config
 

@@ -11,8 +11,8 @@ from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from ...config.values import ConfigError, check_choice
-from ...startup.agent_loop_check import first_line
-from ...startup.model_check import load_by_verl
+from ...runtime.containment import first_line
+from ...startup.model import load_by_verl
 from .agent_program import function_of
 from .options import FILE, AgentOptions
 from .reading import known_parsers, parser_of

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from ...config.options import AsyncDAPOConfig
 from ...config.values import check_each, refused
-from ...startup.model_check import RUN_ON, ModelSetup
+from ...startup.model import RUN_ON, layers_of
 from ...startup.preflight import Check, Seen
 
 
@@ -29,7 +29,7 @@ def check_layers(config: DictConfig, seen: Seen) -> None:
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    if found := ModelSetup.of(config, seen.model()).layers & RUN_ON:
+    if found := layers_of(seen.model()) & RUN_ON:
         raise refused(
             config,
             "async_dapo.host_kv_gib",

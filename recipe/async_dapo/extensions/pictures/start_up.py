@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ...config.values import refused
-from ...startup.agent_loop_check import AGENT_COLUMN, loop_class
+from ...startup.agent_loops import AGENT_COLUMN, loop_class
 
 # Classes whose pictures training has been tried with; all use Qwen's processors.
 MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from ...config.options import AsyncDAPOConfig
 from ...config.values import check_each
-from ...startup.data_check import SOURCE
+from ...core.trajectory import SOURCE
 from ...startup.preflight import Check, Seen
 from ...startup.verl_options import listed
 from .named_shares import check_batch, check_names

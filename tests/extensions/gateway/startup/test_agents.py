@@ -10,10 +10,11 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.extensions.gateway import template
+from recipe.async_dapo.extensions.gateway.black_box import BlackBoxAgent
 from recipe.async_dapo.extensions.gateway.options import AgentOptions
 from recipe.async_dapo.extensions.gateway.start_up import _check_command, _check_function, check_routes
 from recipe.async_dapo.extensions.gateway.template import TemplateFinding, tried
-from recipe.async_dapo.startup.agent_loop_check import may_score_itself
+from recipe.async_dapo.startup.agent_loops import named_loops, options_of
 
 from ..support.world import TEMPLATE, TOKENIZER
 
@@ -91,10 +92,9 @@ def test_given_a_template_whose_end_of_a_turn_is_not_found_then_cut_answers_are_
 
 def test_given_an_agent_whose_score_is_the_functions_then_its_rows_need_what_that_is_given(tmp_path: Path) -> None:
     (tmp_path / "agents.yaml").write_text(LOOPS)
-    agent = {"agent_loop_config_path": str(tmp_path / "agents.yaml")}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"agent": agent}}})
-    names = ("own", "of_function", "absent")
-    assert [may_score_itself(config, name) for name in names] == [True, False, False]
+    loops = named_loops(str(tmp_path / "agents.yaml"))
+    scored = {name: BlackBoxAgent.scores_itself(options_of(entry)) for name, entry in loops.items()}
+    assert scored == {"own": True, "of_function": False}
 
 
 def test_given_a_family_without_a_builder_of_its_own_then_the_lost_newline_is_named() -> None:

@@ -4,11 +4,10 @@ import sys
 
 import pytest
 
-from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
+from recipe.async_dapo.extensions.checks.loops_and_tools import check_names, check_tools
 from recipe.async_dapo.startup.preflight import check_all, findings
-from recipe.async_dapo.startup.users_code import name_files_plainly, shipped_modules
 
-from ..support.composed_runs import REWARD_FUNCTION, refusal, rows, write_lines, write_parquet
+from ....support.composed_runs import REWARD_FUNCTION, refusal, rows, write_lines, write_parquet
 
 ROLLOUT = "actor_rollout_ref.rollout."
 LOOPS, TOOLS = "agent.agent_loop_config_path", "multi_turn.function_tool_path"
@@ -100,7 +99,7 @@ def test_a_loop_that_an_external_library_registers_is_known(run, tmp_path, monke
     )
     named = f"{ROLLOUT}agent.default_agent_loop=of_a_library"
     assert refusal(run, named).startswith(f"{named}: must be one of ")
-    check_agent_loop(run(named, "actor_rollout_ref.model.external_lib=lib_with_a_loop"))
+    check_names(run(named, "actor_rollout_ref.model.external_lib=lib_with_a_loop"))
 
 
 def test_a_function_and_a_native_tool_of_one_name_are_refused(run, tmp_path, monkeypatch):
@@ -114,7 +113,7 @@ def test_a_function_and_a_native_tool_of_one_name_are_refused(run, tmp_path, mon
         f"{function}: names tools as {multi_turn}.tool_config_path does: of_one_name; rename one of each two"
     )
     for one in (native, function):
-        check_agent_loop(run(one))
+        assert check_tools(run(one)) == ["of_one_name"]
 
 
 @pytest.mark.parametrize("home", ["~", "file://HOME", "file://~"])
@@ -144,14 +143,6 @@ def test_an_agent_loop_that_the_data_names_is_looked_up(run, tmp_path, name, wri
     assert message.startswith("data.train_files, column agent_name=my_agent: must be one of ")
 
 
-def test_values_that_are_no_names_are_left_to_their_own_checks(run):
-    modules = "+ray_kwargs.ray_init.runtime_env.py_modules=5"
-    config = run("actor_rollout_ref.model.path=5", "data.train_files=[5]", modules)
-    name_files_plainly(config)
-    with shipped_modules(config):
-        assert config.actor_rollout_ref.model.path == 5 and config.data.train_files == [5]
-
-
 @pytest.mark.parametrize(
     "named",
     [
@@ -169,11 +160,3 @@ def test_a_url_that_would_be_taken_for_a_path_is_refused(run, named):
     """`s3://bucket/run` was made as a folder `./s3:`, and the run ended well."""
     found = [str(one.error) for one in findings(run(named)) if one.error is not None]
     assert [one for one in found if one.startswith(f"{named}: is a URL, and would be taken for a path")], found
-
-
-@pytest.mark.parametrize("home", ["file://{}", "~"])
-def test_folders_that_a_run_writes_to_are_named_as_files_are(run, tmp_path, monkeypatch, home):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    config = run(f"trainer.default_local_dir='{home.format(tmp_path)}/runs'")
-    name_files_plainly(config)
-    assert config.trainer.default_local_dir == config.async_dapo.report_dir == f"{tmp_path}/runs"

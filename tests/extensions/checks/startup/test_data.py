@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.startup.data_check import SAMPLE_ROWS, Prompts, check_data
-from recipe.async_dapo.startup.model_check import load_by_verl
+from recipe.async_dapo.extensions.checks.data import SAMPLE_ROWS, Prompts, check_data
+from recipe.async_dapo.startup.model import load_by_verl
 from recipe.async_dapo.startup.preflight import check_all, findings
 
-from ..support.composed_runs import refusal, row, rows, write_lines, write_parquet
+from ....support.composed_runs import refusal, row, rows, write_lines, write_parquet
 
 # Left after the chat template with its generation prompt (8 tokens of the tiny model), one token a character.
 LONGEST_PROMPT = 24

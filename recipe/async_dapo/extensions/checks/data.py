@@ -16,23 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from omegaconf import DictConfig
 
-from ..config.options import AsyncDAPOConfig
-from ..config.values import ConfigError, check_each, copied, refused
-from ..runtime.containment import contained
-from .agent_loop_check import (
-    AGENT_COLUMN,
-    PLAIN_LOOP,
-    TOOL_LOOP,
-    check_name,
-    first_line,
-    may_score_itself,
-    tool_schemas,
-)
+from ...config.options import AsyncDAPOConfig
+from ...config.values import ConfigError, check_each, copied, refused
+from ...core.trajectory import SOURCE
+from ...runtime.containment import contained, first_line
+from ...startup.agent_loops import AGENT_COLUMN, PLAIN_LOOP
+from .loops_and_tools import TOOL_LOOP, check_name, may_score_itself, tool_schemas
 
 SAMPLE_ROWS = 512  # of an option's files together; where they have no more, all of them
 _LONGEST = 16  # prompts, by their bytes, that are looked at, too
 PICTURE_SAMPLE_ROWS = 64  # to prepare pictures takes tenths of a second each
-SOURCE, ANSWER = "data_source", "reward_model"  # verl's reward managers read these columns by name
+ANSWER = "reward_model"  # verl's reward managers read this column and `SOURCE` by name
 COLUMNS = (
     "verl reads four columns: prompt=[{{'role': 'user', 'content': TEXT}}] (data.prompt_key={}), data_source=TEXT, "
     "reward_model={{'ground_truth': ANSWER}}, extra_info; docs/your_own.md makes them"
@@ -60,7 +54,7 @@ class Prompts:
     def __init__(self, config: DictConfig, model: Any) -> None:
         from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-        from ..rollout.codec import codec
+        from ...rollout.codec import codec
 
         self.model, self._data = model, config.data
         codec().check_model(config, self.model)
@@ -114,7 +108,7 @@ class Prompts:
             tools = [tool for tool in tools if tool["function"]["name"] in selected]
         from verl.utils.dataset.rl_dataset import get_dataset_class
 
-        from ..rollout.codec import codec, items_of
+        from ...rollout.codec import codec, items_of
 
         messages, media = list(row["raw_prompt"]), {}
         if any(items_of(messages)):
@@ -320,8 +314,8 @@ def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts
     """A row as verl's data set gives it holds text, what else this copy can show to the model, what verl's reward
     managers read, and no name that is taken.
     """
-    from ..rollout.codec import codec, items_of, why_unseen
-    from ..rollout.manager import TAKEN_NAMES, make_group
+    from ...rollout.codec import codec, items_of, why_unseen
+    from ...rollout.manager import TAKEN_NAMES, make_group
 
     data, loop = config.data, row.get(AGENT_COLUMN, PLAIN_LOOP)
     media = [name for name in (data.image_key, data.video_key, data.audio_key, "multi_modal_data") if name in row]
@@ -374,7 +368,7 @@ def _scores_itself(config: DictConfig, row: dict[str, Any], prompts: Prompts) ->
 
 
 def _shown(row: dict[str, Any]) -> str:
-    from ..rollout.codec import codec
+    from ...rollout.codec import codec
 
     return f"{codec().strip(row)['raw_prompt'][-1]['content']!r:.80}"
 

@@ -1,6 +1,5 @@
-"""URLs that would be taken for paths, and a folder to which no checkpoint could be written, which would be found when
-the first one is due; and the checkpoint that a run resumes from, whose damage, or what it contradicts, would be found
-when engines are up, or never.
+"""The checkpoint that a run resumes from: its damage, or what it contradicts, would be found when engines are up, or
+never.
 """
 
 import json
@@ -28,8 +27,6 @@ from ..record.checkpoint_folder import (
     verify,
 )
 from ..record.trained_model import TrainedModel
-from ..runtime.shipping import CODE_OPTIONS, DATA_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
-from .verl_options import listed
 
 logger = logging.getLogger(__name__)
 
@@ -37,60 +34,6 @@ NEWEST_FILE = "latest_checkpointed_iteration.txt"  # verl's name; holds a step
 STORAGE_UNITS_FILE = "transfer_queue/simple_storage/storage_unit_info.json"  # TransferQueue's; a list of all units
 _SAVED_WITH = f"{{}} was saved with {{}}; set that, or {ANEW}"
 _MODEL = "actor_rollout_ref.model.path"
-
-
-def check_output_folders(config: DictConfig) -> None:
-    """Refuse a URL in place of a path, and a folder to which the checkpoints of this run could not be written.
-
-    Raises:
-        ConfigError: naming key, value and remedy.
-    """
-    keys = (*OUTPUT_OPTIONS, *FILE_OPTIONS, *CODE_OPTIONS, *PLACE_OPTIONS)
-    checks = [partial(_refuse_url, config, key) for key in keys]
-    folder = config.trainer.default_local_dir
-    if config.trainer.save_freq > 0 and "://" not in folder:
-        checks.append(partial(check_folder, "trainer.default_local_dir", folder, folder))
-    check_each(checks)
-
-
-def _refuse_url(config: DictConfig, key: str) -> None:
-    """Python takes a URL for a relative path, and makes a folder `./s3:`. verl copies what it reads from `hdfs://`, and
-    `datasets` opens URLs of data.
-    """
-    read = {PLACE_OPTIONS: ("hdfs",), CODE_OPTIONS: ("pkg",)}
-    schemes = next((known for options, known in read.items() if key in options), ())
-    for value in [] if key in DATA_OPTIONS else listed(OmegaConf.select(config, key)):
-        scheme, is_url, _ = str(value).partition("://")
-        if is_url and scheme not in schemes:
-            known = f", or one that verl copies ({schemes[0]}://)" if schemes == ("hdfs",) else ""
-            remedy = f"is a URL, and would be taken for a path of this machine; name a path, such as of a mount{known}"
-            raise ConfigError(key, value, remedy)
-
-
-def check_folder(key: str, value: str, folder: str) -> None:
-    """Check that a folder can be made, and written to, by this user on this machine.
-
-    Args:
-        key: what names the folder: an option, or an environment variable.
-    """
-    place = _nearest(key, value, Path(folder).expanduser().absolute())
-    if not place.is_dir():
-        raise ConfigError(key, value, f"{place} is a file, so no folder can be made there; name another one")
-    if not os.access(place, os.W_OK):
-        raise ConfigError(key, value, f"this user may not write to {place}; name another folder, or make it writable")
-
-
-def _nearest(key: str, value: str, place: Path) -> Path:
-    """The place, or where there is none, the nearest above it that there is.
-
-    Raises:
-        ConfigError: if it is a folder that this user may not enter: what is in it is not known.
-    """
-    while not os.path.exists(place):  # unlike `Path.exists`, which raises in a folder that is another user's
-        place = place.parent
-    if place.is_dir() and not os.access(place, os.X_OK):
-        raise ConfigError(key, value, f"this user may not enter {place}; name another folder, or let this user in")
-    return place
 
 
 def check_resume(config: DictConfig) -> str:
@@ -128,7 +71,7 @@ def check_resume(config: DictConfig) -> str:
 
 def _check_named(config: DictConfig) -> Path:
     folder = Path(config.trainer.resume_from_path).expanduser().absolute()
-    _nearest("trainer.resume_from_path", config.trainer.resume_from_path, folder)
+    nearest("trainer.resume_from_path", config.trainer.resume_from_path, folder)
     try:
         verify(folder)
     except DamagedCheckpoint as damage:
@@ -142,7 +85,7 @@ def _check_newest(config: DictConfig, root: Path) -> Path | None:
     """The checkpoint to resume from: that of the step which verl has noted, or the newest complete one before it, of
     the run that began last; None where nothing was ever saved.
     """
-    _nearest("trainer.default_local_dir", config.trainer.default_local_dir, root)
+    nearest("trainer.default_local_dir", config.trainer.default_local_dir, root)
     note, folders = root / NEWEST_FILE, checkpoint_folders(root)
     noted = note.read_bytes().strip() if note.exists() else b""
     damage: DamagedCheckpoint | None = None
@@ -169,6 +112,19 @@ def _check_newest(config: DictConfig, root: Path) -> Path | None:
             "(trainer.resume_mode=resume_path), or start anew with trainer.resume_mode=disable",
         ) from damage
     return None
+
+
+def nearest(key: str, value: str, place: Path) -> Path:
+    """The place, or where there is none, the nearest above it that there is.
+
+    Raises:
+        ConfigError: if it is a folder that this user may not enter: what is in it is not known.
+    """
+    while not os.path.exists(place):  # unlike `Path.exists`, which raises in a folder that is another user's
+        place = place.parent
+    if place.is_dir() and not os.access(place, os.X_OK):
+        raise ConfigError(key, value, f"this user may not enter {place}; name another folder, or let this user in")
+    return place
 
 
 def _check_model(config: DictConfig, folder: Path) -> None:

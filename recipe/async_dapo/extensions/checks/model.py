@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.errors import HydraException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors import safe_open
 
-from ..config.values import Rule, check_each, check_rules, refused
+from ...config.values import Rule, check_each, check_rules, refused
+from ...startup.model import RUN_ON, layers_of
 
 _MODEL, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
 _TIED = ("lm_head.weight", "embed_tokens.weight")
@@ -23,7 +22,6 @@ _ATTENTION = _MODEL + "override_config.attn_implementation"
 _PACKS = _MODEL + "use_remove_padding"
 _SPLITS = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 _QWEN3_5 = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
-RUN_ON = {"linear_attention", "conv", "mamba", "recurrent", "hybrid"}  # layers that take a row for one sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +49,10 @@ class ModelSetup:
             model: verl's `HFModelConfig`.
         """
         keys = [f"{node}ulysses_sequence_parallel_size" for node in ("", "fsdp_config.")]
-        text = model.hf_config.get_text_config()
-        layers = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)  # as vLLM reads them
         return cls(
             model_type=model.hf_config.model_type,
             attention=str(model.hf_config._attn_implementation),
-            layers=frozenset(layers or ()),
+            layers=layers_of(model),
             packs=model.use_remove_padding,
             split_over=max(OmegaConf.select(config.actor_rollout_ref.actor, key) or 1 for key in keys),
             has_fla=find_spec("fla") is not None,
@@ -89,22 +85,6 @@ WRONG_LOG_PROBS: tuple[Rule, ...] = (
          "gpt-oss has attention sinks, which sdpa lacks; set eager, or flash attention", lambda it: it.attention),
 )
 # fmt: on
-
-
-def load_by_verl(config: DictConfig, of: str = "actor_rollout_ref") -> Any:
-    """The `HFModelConfig` that verl makes once a cluster has started: the model's configuration, and its tokenizer.
-
-    Args:
-        of: `critic` for that of the critic.
-
-    Raises:
-        ConfigError: where verl would fail.
-    """
-    try:  # nothing is copied to /dev/shm yet
-        return instantiate(config[of].model, use_shm=False, _convert_="partial")
-    except HydraException as error:
-        why = " ".join(f"{type(error.__cause__).__name__}: {error.__cause__}".split())
-        raise refused(config, f"{of}.model.path", f"verl cannot load it: {why}; correct path or options") from error
 
 
 def check_model(config: DictConfig, model: Any) -> None:

@@ -5,15 +5,13 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from recipe.async_dapo.startup.model_check import WRONG_LOG_PROBS, ModelSetup
+from recipe.async_dapo.extensions.checks.model import WRONG_LOG_PROBS, ModelSetup
 from recipe.async_dapo.startup.preflight import check_all
-from recipe.async_dapo.training.one_update import has_dropout
 
-from ..support.composed_runs import refusal
+from ....support.composed_runs import refusal
 
 
 @pytest.fixture
@@ -142,11 +140,3 @@ def test_an_output_layer_that_engines_would_leave_out_is_refused(run, model):
     assert refusal(run, path).startswith(f"{path}: its config.json has tie_word_embeddings=true, and its checkpoint an")
     save_file(weights | {"lm_head.weight": embeddings.clone()}, model / "model.safetensors", metadata={"format": "pt"})
     check_all(run(path))
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_an_adapters_own_dropout_counts_as_the_models(run, tmp_path, dropout: float) -> None:
-    """An update that computes pi_prox itself would compute it with parts of the adapter left out."""
-    LoraConfig(r=4, lora_dropout=dropout).save_pretrained(tmp_path)
-    model = "actor_rollout_ref.model"
-    assert has_dropout(run(f"{model}.lora_adapter_path={tmp_path}", f"{model}.lora_rank=4")) is (dropout > 0)
