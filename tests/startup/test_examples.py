@@ -18,7 +18,7 @@ from recipe.async_dapo.calls import running_call_id
 from recipe.async_dapo.config.extensions import AGENTS, declared
 from recipe.async_dapo.startup.preflight import check_all
 
-from ..support.composed_runs import refusal
+from ..support.composed_runs import needs_checks, refusal
 
 EXAMPLES = Path(judge.__file__).parents[1]
 REWARD_OPTION = "reward.custom_reward_function"
@@ -76,6 +76,7 @@ TOOL_AGENT = (f"{ROLLOUT}.agent.default_agent_loop=tool_agent", f"{ROLLOUT}.mult
 
 
 @pytest.mark.skipif(AGENTS not in declared(), reason="this copy refuses tools, and loops with a state")
+@needs_checks
 @pytest.mark.parametrize(
     ("option", "file", "others"),
     [

@@ -11,7 +11,9 @@ from recipe.async_dapo.config.extensions import SERVED
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.rollout.codec import codec
 from recipe.async_dapo.startup.agent_loops import import_loop
-from recipe.async_dapo.startup.preflight import check_all, findings
+from recipe.async_dapo.startup.option_tree import option_tree
+from recipe.async_dapo.startup.overrides import compose_overrides
+from recipe.async_dapo.startup.preflight import UNSEEN, check_all, findings
 from recipe.async_dapo_lab.gpu_check.families import TinyModel
 
 from ..support.composed_runs import of_options, refusal
@@ -33,10 +35,10 @@ BESIDE = {f"{MTP}enable_rollout": [f"{MTP}enable=True"]}  # without which a valu
 def bare_copy(monkeypatch, tmp_path) -> Iterator[None]:
     """Without any extension."""
     monkeypatch.setattr(extensions, "FOLDER", tmp_path)
-    for found in (extensions.declared, codec):
+    for found in (extensions.declared, codec, option_tree):
         found.cache_clear()
     yield
-    for found in (extensions.declared, codec):
+    for found in (extensions.declared, codec, option_tree):
         found.cache_clear()
 
 
@@ -58,11 +60,20 @@ def test_an_agent_loop_whose_extension_is_not_in_this_copy_is_refused_by_name() 
 
 
 @pytest.mark.usefixtures("bare_copy")
-def test_a_copy_without_further_checks_says_so_in_one_line_and_refuses_what_would_make_a_wrong_run(run):
-    [said] = [one for one in findings(run()) if one.name == "further checks"]
-    assert said.note.startswith("warning: extensions/checks is not in this copy: ") and said.error is None
+def test_a_copy_without_further_checks_says_what_it_does_not_look_at_and_refuses_what_would_make_a_wrong_run(run):
+    said = [one for one in findings(run()) if one.name == "further checks"]
+    assert [one.note.partition(" is not in this copy: ")[0] for one in said] == [
+        f"warning: extensions/{name}" for name in UNSEEN
+    ]
+    assert not [one for one in findings(run("+trainer.save_freqq=3")) if one.name == "keys" or one.error is not None]
     check_all(run("trainer.logger=[console,wandb]"))  # a key that may be missing
     assert refusal(run, "trainer.critic_warmup=5").startswith("trainer.critic_warmup=5: there is no critic")
+
+
+@pytest.mark.usefixtures("bare_copy")
+def test_what_hydra_refuses_is_told_in_its_words_by_a_copy_that_knows_no_more(run):
+    with pytest.raises(ConfigError, match=r"^overrides=<refused>: Hydra says: .*'trainer\.loger'"):
+        compose_overrides(["trainer.loger=x"])
 
 
 @pytest.mark.usefixtures("bare_copy")

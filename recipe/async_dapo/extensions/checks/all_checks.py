@@ -8,13 +8,10 @@ from omegaconf import DictConfig
 
 from ...config.options import AsyncDAPOConfig
 from ...config.values import ConfigError
-from ...startup.facts import Run
 from ...startup.preflight import WARNING, Check, Seen, behind, in_turn
-from .choices import check_values
 from .data import Prompts, check_data
 from .environment import check_environment
 from .folders import check_folders
-from .installed import check_argument_names, check_by_verl
 from .loops_and_tools import check_names, check_tools
 from .model import check_model
 from .reward import check_reward
@@ -50,14 +47,11 @@ def all_checks(core: dict[str, Check], config: DictConfig, options: AsyncDAPOCon
 
     own = (lambda: check_model(config, seen.model()), _warned(lambda: check_weights(config, seen.model())))
     checks = core | {
-        "options together": in_turn(lambda: check_values(Run.of(config, options)), core["options together"]),
-        "vLLM's arguments": in_turn(core["vLLM's arguments"], partial(check_argument_names, config)),
         "agent loop and tools": loops_and_tools,
         "model": in_turn(*own),
     }
     further: dict[str, dict[str, Check]] = {
         "vLLM's arguments": {
-            "verl's own checks": partial(check_by_verl, config),
             "environment": _warned(partial(check_environment, config)),
             "output folders": partial(check_folders, config),
         },

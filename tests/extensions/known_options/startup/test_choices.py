@@ -7,8 +7,8 @@ import pytest
 from verl.experimental.reward_loop.reward_manager import registry
 from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
 
-from recipe.async_dapo.extensions.checks import choices
-from recipe.async_dapo.extensions.checks.choices import CHOICES
+from recipe.async_dapo.extensions.known_options import choices
+from recipe.async_dapo.extensions.known_options.choices import CHOICES
 
 from ....support.composed_runs import of_options
 from ....support.refusals import AFTER_RULES, in_full

@@ -22,9 +22,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_class
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from ..config import search_path  # noqa: F401 (registers itself)
-from ..config.options import CONFIG_FOLDER, CONFIG_NAME
-from ..config.values import ConfigError, copied
+from ...config import search_path  # noqa: F401 (registers itself)
+from ...config.options import CONFIG_FOLDER, CONFIG_NAME
+from ...config.values import ConfigError, copied
 from .old_keys import successor
 
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"

@@ -12,20 +12,21 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.async_dapo.extensions.checks import reward
-from recipe.async_dapo.extensions.checks.choices import CHOICES, TRIED
-from recipe.async_dapo.extensions.checks.rows import ROWS
+from recipe.async_dapo.config.extensions import PACKAGE, declared
+from recipe.async_dapo.extensions.known_options.choices import CHOICES, TRIED
+from recipe.async_dapo.extensions.known_options.ignored import IGNORED, SHADOWED
+from recipe.async_dapo.extensions.known_options.rows import ROWS
 from recipe.async_dapo.rollout.reward_isolation import RewardFunction, RewardProcesses
 from recipe.async_dapo.startup import overrides as startup_overrides
 from recipe.async_dapo.startup.overrides import CommandLine, compose_what_is_right
 from recipe.async_dapo.startup.preflight import findings
 from recipe.async_dapo.startup.rules import RULES
-from recipe.async_dapo.startup.verl_options import FIXED, IGNORED, NODES, SHADOWED, TYPES
+from recipe.async_dapo.startup.verl_options import FIXED, NODES, TYPES
 
 from ....support.composed_runs import compose_run, of_options, valid_overrides
-from ....support.misspelt_sets import VALUES, misspelt_set
 from ....support.refusals import in_full
 from ....support.refused_options import LINES
+from ..support.misspelt_sets import VALUES, misspelt_set
 
 OWN = [f"async_dapo.{name}" for name in compose_run([]).async_dapo]
 KEYS = [
@@ -73,8 +74,9 @@ def shared():
         return kept.setdefault(f"{function}", Kept(function, limit=limit))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(startup_overrides, "_compose", lambda line, texts: compose_run(texts))
-        patch.setattr(reward, "RewardProcesses", processes)
+        patch.setattr(startup_overrides, "composed", lambda line, texts: compose_run(texts))
+        if "checks" in declared():
+            patch.setattr(f"{PACKAGE}.checks.reward.RewardProcesses", processes)
         yield
     for one in kept.values():
         RewardProcesses.close(one)

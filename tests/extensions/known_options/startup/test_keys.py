@@ -1,6 +1,7 @@
 """Keys that nobody reads are named, with what was meant; keys whose readers take anything pass."""
 
 import random
+import re
 from itertools import takewhile
 
 import pytest
@@ -8,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
-from recipe.async_dapo.startup import keys, overrides
-from recipe.async_dapo.startup.overrides import CommandLine, compose_what_is_right
+from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.extensions.known_options import keys
+from recipe.async_dapo.startup import overrides
+from recipe.async_dapo.startup.overrides import CommandLine, compose_overrides, compose_what_is_right
 from recipe.async_dapo.startup.preflight import findings
 
-from ..support.composed_runs import compose_run, of_options
+from ....support.composed_runs import compose_run, of_options
 from ..support.misspelt_sets import misspelt_set
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -51,6 +54,22 @@ def test_a_key_that_nobody_reads_is_named_with_what_was_meant(run, line):
     assert error.startswith(f"{option}: {said}")
 
 
+# As users write them: overrides -> how the message begins.
+WRITTEN = """
++async_dapo.max_stalenes=3 -> : nothing reads it; did you mean async_dapo.max_staleness\\?
++async_dapo.reward.retries=2 -> : nothing reads it
+++rollout.temprature=0.7 -> : nothing reads it; did you mean actor_rollout_ref.rollout.temperature\\?
+custom_reward_function.path=a.py -> : nothing reads it; set reward.custom_reward_function.path
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("line", WRITTEN)
+def test_a_run_with_a_key_that_nobody_reads_is_refused(run, line):
+    option, said = line.split(" -> ")
+    errors = of_options(run(option))
+    assert [error for error in errors if re.match(re.escape(option.lstrip("+")) + said, error)], errors
+
+
 READ = f"""
 {ROLLOUT}.engine_kwargs.vllm.async_scheduling=False
 {ROLLOUT}.custom.mine=1
@@ -86,26 +105,6 @@ def test_the_recipes_own_options_are_all_known_and_none_is_changed(engine):
     config = keys.default_config(engine)
     assert keys.engine_of(config) == engine and not keys.unread_keys(config)
     assert not list(keys.changed(config, "trainer"))
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("trainer.v1.colocate_async.num_warmup_batches=2", "set async_dapo.over_sampling_batch_size"),
-        ("custom_reward_function.path=a.py", "set reward.custom_reward_function.path"),
-        ("reward_model.reward_manager=naive", "set reward.reward_manager.name"),
-        ("data.return_raw_chat=False", "agent loops get the messages"),
-        ("distillation.distillation_loss.topk=3", "teacher log-probs are not computed inline"),
-        ("skip.rollout.dump_dir=x", "answers are always generated"),
-        (f"+{ROLLOUT}.engine_kwargs.sglang.attention_backend=triton", f"set {ROLLOUT}.engine_kwargs.vllm"),
-        (f"{ROLLOUT}.trace.token2text=True", "the V1 trainer does not trace"),
-    ],
-)
-def test_an_option_of_verls_that_nobody_reads_here_is_named_with_the_one_to_set(run, option, said):
-    key, value = option.lstrip("+").split("=")
-    assert [
-        error for error in of_options(run(option)) if error.startswith(f"{key}={value}: {NOTHING}; ") and said in error
-    ]
 
 
 def test_code_of_the_users_may_have_options_of_its_own_but_no_misspelt_ones(run, tmp_path):
@@ -181,7 +180,7 @@ def before_verls_own(config: DictConfig):
 def cached_yaml():
     """verl's yaml is read once: that takes half a second."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overrides, "_compose", lambda line, texts: compose_run(texts))
+        patch.setattr(overrides, "composed", lambda line, texts: compose_run(texts))
         yield
 
 
@@ -194,3 +193,16 @@ def test_a_misspelt_key_is_named_whatever_stands_beside_it(cached_yaml, seed):
     said = [*errors, *(one.error for one in before_verls_own(config) if one.error is not None)]
     assert any(map(drawn.is_named, said)), said
     assert not any("<not checked>" in str(error) for error in said), said
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rollout.n=8", "^rollout.n=8: nothing reads it; did you mean actor_rollout_ref.rollout.n\\?$"),
+        ("model_engine=fsdp", "^model_engine=fsdp: .*Could not find 'model_engine/fsdp' Available options .*: dp"),
+        ("data.train_batch_size", "^data.train_batch_size=<missing>: give it a value: KEY=VALUE$"),
+    ],
+)
+def test_what_hydra_refuses_is_told_with_a_remedy(override, said):
+    with pytest.raises(ConfigError, match=said):
+        compose_overrides(["data.train_batch_size=8", override])

@@ -200,7 +200,7 @@ TRIED: tuple[tuple[str, Callable[[Run, Any], Any], str], ...] = (
      lambda it, value: it.has["critic"] and agg_loss(torch.zeros(1, 1), torch.ones(1, 1), value),
      "one that the actor can have, such as token-mean"),
     ("reward.reward_manager.name",
-     lambda it, value: it.reward.reward_manager.source != "register" or find_manager(value),
+     lambda it, value: it.reward.reward_manager.source != "register" or _find_manager(value),
      "one of verl's, such as dapo, or name the class, with reward.reward_manager.source=importlib and its file as "
      "reward.reward_manager.module.path: no file with a reward function is loaded where verl looks a manager up"),
     (_REF.removesuffix("."), lambda it, value: it.builds["ref"] and _reference(value), "what it is to be"),
@@ -253,7 +253,7 @@ def _of_vllm(run: Run) -> Iterator[tuple[str, str, list[str]]]:
             yield key, value, texts.known
 
 
-def find_manager(name: str) -> Any:
+def _find_manager(name: str) -> Any:
     """One that is none of verl's may be of a module that every process of a run imports with verl."""
     if name in verls_reward_managers():
         return name

@@ -4,7 +4,7 @@ import random
 import string
 from dataclasses import dataclass
 
-from recipe.async_dapo.startup import keys
+from recipe.async_dapo.extensions.known_options import keys
 
 VALUES = ["null", "-1", "0", "1", "3", "0.5", "nan", ".inf", "True", "some", "''", "[]", "{}", "auto", "[a,1]", "{a:1}"]
 

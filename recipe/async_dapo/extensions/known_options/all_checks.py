@@ -1,0 +1,25 @@
+"""Checks of options alone, put around those of the core."""
+
+from functools import partial
+
+from omegaconf import DictConfig
+
+from ...config.options import AsyncDAPOConfig
+from ...startup.facts import Run
+from ...startup.preflight import Check, Seen, behind, in_turn
+from .choices import check_values
+from .ignored import check_ignored
+from .installed import check_argument_names, check_by_verl
+
+
+def all_checks(core: dict[str, Check], config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict[str, Check]:
+    """
+    Args:
+        core: its checks, by their names.
+    """
+    checks = core | {
+        "verl's options": in_turn(core["verl's options"], partial(check_ignored, config)),
+        "options together": in_turn(lambda: check_values(Run.of(config, options)), core["options together"]),
+        "vLLM's arguments": in_turn(core["vLLM's arguments"], partial(check_argument_names, config)),
+    }
+    return behind(checks, {"vLLM's arguments": {"verl's own checks": partial(check_by_verl, config)}})
