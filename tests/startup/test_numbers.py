@@ -52,7 +52,7 @@ TABLE = {
         actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu actor_rollout_ref.ref.log_prob_max_token_len_per_gpu
         actor_rollout_ref.actor.ppo_max_token_len_per_gpu async_dapo.max_loads_per_server async_dapo.stop_rule
         async_dapo.rollout_pool_size async_dapo.max_tokens_per_round async_dapo.importance_sampling async_dapo.drafts
-        async_dapo.sources
+        async_dapo.sources async_dapo.calls.check
         actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval data.filter_overlong_prompts_workers
     """,
     "o o x x x": """
