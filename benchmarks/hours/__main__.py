@@ -14,7 +14,7 @@ from benchmarks.learning.summary import JUDGED
 from .planned import SYNC, modes, run
 from .summary import curves_of, hours, planned
 
-COLOURS = ("#9c9c9c", "#efb118", "#a463f2", "#4269d0", "#ff725c", "#6cc5b0")
+COLOURS = ("#9c9c9c", "#efb118", "#a463f2", "#97bbf5", "#9c6b4e", "#4269d0", "#ff725c", "#6cc5b0")
 
 
 def draw(steps: pd.DataFrame, path: Path) -> None:

@@ -46,7 +46,7 @@ def modes() -> list[Mode]:
     setting = next(one for one in SETTINGS if str(one) == SETTING)
     groups = setting.groups
     partials = [
-        Mode(name=f"{PARTIAL}, bound {bound}", candidate=ours(PARTIAL, max_staleness=bound), learned=None)
+        Mode(name=f"{PARTIAL}, bound {bound}", candidate=ours(PARTIAL, max_staleness=bound), learned=str(bound))
         for bound in (1, 2)
     ]
     drafted = ours(DRAFTS)
