@@ -130,8 +130,8 @@ class TrajectoryRecorder:
         return turns[number]
 
     def count(self, counts: Mapping[str, float]) -> None:
-        """What a loop has counted, by its metrics, which an extension declares: of a step they are summed."""
-        self.counts += RoundCounts(of_loops=dict(counts))
+        """What extensions count, by metrics that they declare: of a step they are summed."""
+        self.counts += RoundCounts(of_extensions=dict(counts))
 
     async def put_first(self, answers: Iterable[tuple[bytes, Sequence[int], Sequence[float]]]) -> None:
         """Put the turns of these answers (prompt digest, tokens, log-probs) in front, in this order, in which the

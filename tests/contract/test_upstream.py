@@ -67,7 +67,6 @@ LIGHT = {
             f"{LAB}.rehearsal.host_actor",
         ),
     ),
-    "a reward process, before it loads its function": ((*HEAVY, "numpy", "ray"), (f"{RECIPE}.rollout.reward_process",)),
 }
 
 

@@ -1,6 +1,5 @@
 """What a trajectory failed of: the user's file and line, once in the log, and in the error that ends training."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,47 +9,12 @@ from recipe.async_dapo.core.outcome import Cause, EndedGroups, GroupOutcome, Ver
 from recipe.async_dapo.rollout import coordinator as coordinator_module
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.reward import cause_of
-from recipe.async_dapo.rollout.reward_isolation import RewardFunction, RewardProcess, RewardRaised
 from recipe.async_dapo.training.too_few_groups import too_many_failures
 
 from ..support.rollout_world import outcome_of, rollout, scores
 from ..support.rounds import spec, tickets
 from ..support.simulated_options import options
 from ..support.simulation import simulate
-
-REWARD = """
-import json
-
-def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return look_up(solution_str)
-
-def look_up(text):
-    return json.loads(text)["acc"]
-"""
-
-
-def test_a_reward_functions_error_names_its_own_line_and_not_the_librarys(tmp_path: Path) -> None:
-    file = tmp_path / "reward_0123abcd.py"  # as it is shipped
-    file.write_text(REWARD)
-    function = RewardFunction(path=str(file), name="compute_score", timeout_s=30.0)
-    answers = {"data_source": "", "ground_truth": ""}
-
-    def raised(text: str) -> RewardRaised:
-        process = RewardProcess(function)
-        try:
-            with pytest.raises(RewardRaised) as error:
-                process.ask(answers | {"solution_str": text})
-        finally:
-            process.end()
-        return error.value
-
-    missing, broken = raised("{}"), raised("{")
-    assert str(missing) == "KeyError('acc') at reward.py:8"
-    assert str(broken).startswith("JSONDecodeError") and str(broken).endswith("at reward.py:8")
-    first_frame = missing.traceback.splitlines()[1]
-    assert "in compute_score" in first_frame and str(file) in first_frame
-    remote = RayTaskError("compute_score", "Traceback ...", missing).as_instanceof_cause()
-    assert cause_of(remote) == Cause(str(missing), missing.traceback)
 
 
 def test_an_engines_error_is_told_with_its_traceback() -> None:

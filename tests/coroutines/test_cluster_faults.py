@@ -17,7 +17,6 @@ from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.rollout.manager import RolloutError
-from recipe.async_dapo.rollout.reward_isolation import RewardProcessKilled
 from recipe.async_dapo.runtime.logs import last_line
 from recipe.async_dapo.training.tracking import HealthLog
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
@@ -215,7 +214,7 @@ def test_given_rewards_that_hang_when_groups_are_dropped_then_the_reason_is_coun
     async def hang_sometimes(outputs: Any, sample: Any) -> None:
         if outputs[-1].prompt_ids[0] % 3 == 0:
             await asyncio.sleep(cluster.options.reward.timeout_s)
-            raise RewardProcessKilled("no answer")
+            raise TimeoutError("no answer")
         outputs[-1].reward_score = healthy(outputs[-1].prompt_ids)
         outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
 
@@ -224,7 +223,6 @@ def test_given_rewards_that_hang_when_groups_are_dropped_then_the_reason_is_coun
     metrics = cluster.steps(5)
     failed = sum(step["async_dapo/failure/groups"] for step in metrics)
     assert failed == cluster.buffer.pool.ledger.failed > 0
-    assert sum(step["async_dapo/failure/killed_reward_processes"] for step in metrics) >= failed
 
 
 def test_given_an_agent_loop_that_cancels_itself_when_nothing_stopped_then_its_group_fails_and_steps_go_on(start):

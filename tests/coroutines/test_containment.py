@@ -9,11 +9,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.rollout import reward_isolation
 from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
 from recipe.async_dapo.runtime.containment import CodeExited, Contained, Interrupted, contain_tasks, contained, value_of
 
@@ -59,16 +57,6 @@ def test_given_an_agent_loop_whose_constructor_exits_then_it_is_refused_by_name(
     factory._constructors["mine"] = partial(plain, error)
     with pytest.raises(ConfigError, match=f"mine: this agent loop cannot be made .*{re.escape(repr(error))}"):
         factory.make("mine")
-
-
-@exits
-@kinds
-async def test_given_a_reward_function_in_verl_s_worker_that_exits_then_its_call_fails(error, raises, monkeypatch):
-    monkeypatch.setattr(reward_isolation, "_load", lambda path, name: partial(raises, error))
-    contain_tasks()
-    isolated = OmegaConf.create({"function": {"path": "f", "name": "f", "timeout_s": 60.0, "constants": {}}})
-    with pytest.raises(reward_isolation.RewardRaised, match=re.escape(repr(error))):
-        await reward_isolation.compute_score_here(isolated=isolated)
 
 
 @exits

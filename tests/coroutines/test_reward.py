@@ -27,7 +27,7 @@ from recipe.async_dapo.core.outcome import TrajectoryFailed, Verdict
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.rollout.agent_loops import Calls
 from recipe.async_dapo.rollout.reward import RewardScorer
-from recipe.async_dapo.rollout.reward_process import answer_of
+from recipe.async_dapo.rollout.reward_values import plain_reward
 from recipe.async_dapo.runtime.actor_watch import ActorDied
 from recipe.async_dapo.store import rows_of
 from recipe.async_dapo.training.metrics import fields_to_average
@@ -49,8 +49,8 @@ def output() -> AgentLoopOutput:
     return AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[1], metrics=AgentLoopMetrics())
 
 
-def scorer(reward: Any, *, metric: str | None = "acc", max_retries: int = 0, processes: int | None = 2) -> RewardScorer:
-    reward_ = reward_options(timeout_s=TIMEOUT_S, processes=processes, max_retries=max_retries)
+def scorer(reward: Any, *, metric: str | None = "acc", max_retries: int = 0, in_line: bool = True) -> RewardScorer:
+    reward_ = reward_options(timeout_s=TIMEOUT_S, waits_in_line=in_line, max_retries=max_retries)
     options: Any = SimpleNamespace(
         reward=reward_, filter=SimpleNamespace(metric=metric), reward_function="compute_score of reward.py"
     )
@@ -106,7 +106,7 @@ async def test_given_a_reward_that_fails_once_when_retried_then_the_second_score
 
 async def test_given_a_reward_that_hangs_without_a_process_of_ours_then_each_attempt_ends_at_its_time_limit() -> None:
     with pytest.raises(TrajectoryFailed, match="reward_timeout"):
-        await scorer(ScriptedReward(takes_s=10**6), max_retries=2, processes=0).score([output()], {}, RECORDER)
+        await scorer(ScriptedReward(takes_s=10**6), max_retries=2, in_line=False).score([output()], {}, RECORDER)
     assert now_s() == pytest.approx(3 * TIMEOUT_S)
 
 
@@ -199,8 +199,7 @@ async def is_stored(held: Any, returned: list[Any], *, by_process: bool) -> Any:
     async def compute_score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
         result = next(left)
         if by_process:
-            status, result, _ = pickle.loads(pickle.dumps(answer_of(result, "reward.py", "compute_score")))
-            assert status == "score"
+            result = pickle.loads(pickle.dumps(plain_reward(result)))
         outputs[-1].reward_score = result["score"]
         outputs[-1].extra_fields["reward_extra_info"] = dict(result)
 

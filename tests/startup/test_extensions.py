@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from recipe.async_dapo.config import extensions
 from recipe.async_dapo.config.extensions import SERVED
+from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.rollout.codec import codec
 from recipe.async_dapo.startup.agent_loops import import_loop
@@ -24,6 +25,7 @@ VALUES = {  # of options that any value chooses
     "async_dapo.sources": "balanced",
     "async_dapo.drafts": "suffix",
     "async_dapo.host_kv_gib": 1,
+    "async_dapo.reward.processes": 4,
     "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config": "{method: ngram}",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative-config": "'{}'",
 }
@@ -50,6 +52,18 @@ def test_a_value_whose_extension_is_not_in_this_copy_is_refused_by_name(run, one
     config = run(f"++{one.key}={value}", *BESIDE.get(one.key, ()))
     wanted = f"{one.key}={OmegaConf.select(config, one.key)}: extensions/{one.extension} is not in this copy; copy"
     assert [error for error in of_options(config) if error.startswith(wanted)]
+
+
+@pytest.mark.usefixtures("bare_copy")
+def test_a_copy_without_reward_processes_has_the_default_s_functions_run_in_verl_s_workers_and_says_so(run):
+    config = run()
+    [said] = [one for one in findings(config) if one.name == "async_dapo.reward.processes"]
+    assert said.note.startswith(
+        "warning: extensions/reward_processes is not in this copy: the reward function runs in "
+    )
+    reward = AsyncDAPOConfig.from_hydra(config).reward
+    assert reward.call_limit_s == reward.timeout_s, "a call that never returns would hold its trajectory for ever"
+    assert not [one for one in findings(run("async_dapo.reward.processes=0")) if one.name == said.name]
 
 
 def test_an_agent_loop_whose_extension_is_not_in_this_copy_is_refused_by_name() -> None:

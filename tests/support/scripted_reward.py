@@ -13,6 +13,7 @@ def reward_options(**changes: Any) -> RewardConfig:
     defaults: dict[str, Any] = {
         "timeout_s": 60.0,
         "processes": None,
+        "waits_in_line": True,
         "max_retries": 0,
         "on_error": OnRewardError.DROP_GROUP,
     }

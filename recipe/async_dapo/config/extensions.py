@@ -44,6 +44,9 @@ class Declared:
         loops: `loops(config, options, worker=, promise=)`: the `Calls` and `Loops` of `rollout/agent_loops.py` of a
             worker, by its number; `promise` makes of a call's id what can be awaited anywhere, and asks `result_of` of
             the worker's calls. At most one in a copy.
+        reward_trial: `Trial(config, options)`: calls the run's reward function before there is a cluster. Has `config`,
+            with the run's reward manager, `load()`, `submit(arguments) -> Future`, `close()`; what is wrong with the
+            function is raised as errors of `core/users_errors.py`. At most one in a copy.
         training_worker: a subclass of verl's `TrainingWorker`, of which each policy's is one; several are combined.
         wire: `wire(config, options)`, called once, in the first actor, before anything is built.
     """
@@ -60,6 +63,7 @@ class Declared:
     correction: str = ""
     codec: str = ""
     loops: str = ""
+    reward_trial: str = ""
     training_worker: str = ""
     wire: str = ""
 
@@ -72,17 +76,22 @@ class Served(NamedTuple):
         value: None = any but null.
         extension: the name of its folder.
         unless: options' values with which the extension is not needed.
+        otherwise: of a null that the extension serves, too: what a copy without it does instead.
     """
 
     key: str
     value: str | bool | None
     extension: str
     unless: Mapping[str, str | int] = {}
+    otherwise: str = ""
 
     def is_chosen(self, config: DictConfig) -> bool:
         value = OmegaConf.select(config, self.key)
         is_chosen = value is not None and self.value in (None, value)
         return is_chosen and not any(OmegaConf.select(config, key) == other for key, other in self.unless.items())
+
+    def is_default(self, config: DictConfig) -> bool:
+        return bool(self.otherwise) and OmegaConf.select(config, self.key) is None
 
 
 # Engines of their own hold requests over a weight update; without old tokens none goes on.
@@ -100,6 +109,10 @@ SERVED = (
     Served(f"{_ROLLOUT}engine_kwargs.vllm.speculative_config", None, "drafts"),
     Served(f"{_ROLLOUT}engine_kwargs.vllm.speculative-config", None, "drafts"),
     Served("actor_rollout_ref.model.mtp.enable_rollout", True, "drafts", {"actor_rollout_ref.model.mtp.enable": False}),
+    Served(
+        *("async_dapo.reward.processes", None, "reward_processes", {"async_dapo.reward.processes": 0}),
+        otherwise="the reward function runs in verl's reward workers, where a call that never returns keeps its thread",
+    ),
 )
 
 
@@ -132,9 +145,13 @@ def missing(target: str) -> str | None:
     return name if target.startswith(f"{PACKAGE}.") and name not in declared() else None
 
 
+def not_here(name: str) -> str:
+    return f"extensions/{name} is not in this copy"
+
+
 def not_in_copy(name: str, otherwise: str) -> str:
     """What to do where an extension that is needed is not in this copy."""
-    return f"extensions/{name} is not in this copy; copy that folder too, or {otherwise}"
+    return f"{not_here(name)}; copy that folder too, or {otherwise}"
 
 
 def check_in_copy(config: DictConfig) -> None:
@@ -148,10 +165,16 @@ def check_in_copy(config: DictConfig) -> None:
             raise ConfigError(one.key, OmegaConf.select(config, one.key), remedy)
 
 
+def done_otherwise(config: DictConfig) -> dict[str, str]:
+    """What this copy does otherwise than a full one, with the options as they are: by their keys, in words."""
+    missing_defaults = [one for one in SERVED if one.is_default(config) and one.extension not in declared()]
+    return {one.key: f"{not_here(one.extension)}: {one.otherwise}" for one in missing_defaults}
+
+
 def chosen(config: DictConfig) -> list[str]:
     """The extensions that a run has: those whose value is chosen, and those that no option turns on."""
     optional = {one.extension for one in SERVED}
-    asked = {one.extension for one in SERVED if one.is_chosen(config)}
+    asked = {one.extension for one in SERVED if one.is_chosen(config) or one.is_default(config)}
     return [name for name in declared() if name in asked or name not in optional]
 
 

@@ -42,6 +42,8 @@ from .values import (
 
 S = TypeVar("S", bound=RoundSpec)
 
+# What an extension that calls the reward function in verl's stead says of it: `in_words`, `waits_in_line`.
+CALLED = "reward.custom_reward_function.reward_kwargs.isolated"
 REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
 
 CONFIG_FOLDER = Path(__file__).parent
@@ -57,13 +59,15 @@ class RewardConfig:
     on_error: OnRewardError
     # Further attempts after a call that raised, timed out or returned no finite number [count].
     max_retries: int = 1
+    # Calls wait for a place before they run, and what runs them keeps `timeout_s`: see `CALLED`.
+    waits_in_line: bool = False
 
     @property
     def call_limit_s(self) -> float | None:
-        """Longest time from a call to its result. None: waiting for a free process is not limited; only the run itself
-        is (`timeout_s`).
+        """Longest time from a call to its result [s]. None: waiting in line is not limited; only the run itself is
+        (`timeout_s`), and what runs it sees to that.
         """
-        return self.timeout_s if self.processes == 0 else None
+        return None if self.waits_in_line else self.timeout_s
 
     @property
     def unreachable_limit_s(self) -> float:
@@ -223,7 +227,8 @@ class AsyncDAPOConfig:
         parsed = parse_options(cls, node | {"reward_function": _reward_function(config)}, "async_dapo.")
         check_in_copy(config)
         check_rules([*TOGETHER, *(row for one in declared().values() for row in one.together)], parsed, config)
-        return replace(parsed, extensions=tuple(chosen(config)))
+        reward = replace(parsed.reward, waits_in_line=bool(OmegaConf.select(config, f"{CALLED}.waits_in_line")))
+        return replace(parsed, reward=reward, extensions=tuple(chosen(config)))
 
     @property
     def is_separate(self) -> bool:
@@ -396,10 +401,9 @@ def why_log_probs_first(config: DictConfig, mode: ImportanceSampling, *, has_dro
 
 
 def _reward_function(config: DictConfig) -> str:
-    """The user's function, also where `isolate_reward` has put another in its place."""
-    custom = "reward.custom_reward_function"
-    for key in (f"{custom}.reward_kwargs.isolated.function", custom):
-        path, name = (OmegaConf.select(config, f"{key}.{part}") for part in ("path", "name"))
-        if path is not None:
-            return f"{name} of {path}"
-    return "default_compute_score of pkg://verl.utils.reward_score"
+    """The user's function, also where an extension has put its own in that place."""
+    custom = config.reward.custom_reward_function
+    path, name = (
+        (custom.path, custom.name) if custom.path else ("pkg://verl.utils.reward_score", "default_compute_score")
+    )
+    return OmegaConf.select(config, f"{CALLED}.in_words") or f"{name} of {path}"

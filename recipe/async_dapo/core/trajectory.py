@@ -265,7 +265,7 @@ class RoundCounts(Summed):
     diverged_tok: int = 0  # recorded tokens that the loop did not ask for again
     reprefilled_tok: int = 0  # of the contexts of continued requests, without those found
     found_tok: int = 0  # of these contexts, in a cache
-    of_loops: dict[str, float] = field(default_factory=dict)  # what agent loops have counted, by metric
+    of_extensions: dict[str, float] = field(default_factory=dict)  # what they have counted, by metric
     of_calls: dict[str, CallFigures] = field(default_factory=dict)  # by name; those that were answered
 
     def answer_call(self, name: str, seconds: float, *, is_failed: bool) -> None:

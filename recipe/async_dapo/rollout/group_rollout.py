@@ -5,7 +5,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from verl.experimental.agent_loop import AgentLoopOutput
 
@@ -15,6 +15,7 @@ from ..config.values import ConfigError, OnRewardError
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, TrajectoryFailed, Verdict, is_certain, judge_group
 from ..core.round import GroupEvent
 from ..core.trajectory import BrokenRecord, PromptGroup, Trajectory
+from ..core.users_errors import place_of
 from ..engines.engine_requests import EnginesUnavailable
 from ..record.plain_values import NestedTooDeep
 from ..runtime.actor_watch import ActorDied
@@ -22,7 +23,6 @@ from .agent_loops import Calls, Loops
 from .packed_output import PackedOutput
 from .reports import WorkerReport
 from .reward import RewardScorer, cause_of
-from .reward_process import NOT_THE_USERS, shown_name
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +52,7 @@ class _RunningTrajectories:
 
     def places(self) -> list[str]:
         """Where each of them is, in the user's code if it is there."""
-        return [f"prompt {one.prompt_uid} in {_place_of(task)}" for task, one in self._recorders.items()]
-
-
-def _place_of(task: asyncio.Task) -> str:
-    """The innermost function of the user's, or else of anybody, that a task waits in, with file and line."""
-    awaited: Any = task.get_coro()
-    frames = []
-    while awaited is not None:
-        if (frame := getattr(awaited, "cr_frame", None)) is not None:
-            frames.append(frame)
-        awaited = getattr(awaited, "cr_await", None)
-    own = [frame for frame in frames if not frame.f_code.co_filename.startswith(NOT_THE_USERS)]
-    if not frames:
-        return task.get_name()
-    frame = (own or frames)[-1]
-    return f"{frame.f_code.co_qualname} ({shown_name(frame.f_code.co_filename)}:{frame.f_lineno})"
+        return [f"prompt {one.prompt_uid} in {place_of(task)}" for task, one in self._recorders.items()]
 
 
 class GroupRollout:
@@ -114,7 +99,6 @@ class GroupRollout:
     def take_report(self) -> WorkerReport:
         """What has been counted since this was asked last; the groups that come back are not in it."""
         report, self._report = self._report, WorkerReport()
-        report.killed_reward_processes = self._scorer.take_killed_processes()
         return report
 
     async def run(self, group: PromptGroup) -> GroupOutcome | None:

@@ -13,7 +13,6 @@ class WorkerReport(Summed):
     """A worker's report of a round, or the sum of all workers' reports."""
 
     unfinished: list[PromptGroup] = field(default_factory=list)
-    killed_reward_processes: int = 0
     counts: RoundCounts = field(default_factory=RoundCounts)
 
 

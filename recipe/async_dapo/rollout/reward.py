@@ -1,7 +1,8 @@
 """Inline reward: scores a trajectory as soon as it ends, on verl's reward workers, with retries.
 
-The reward function's own time limit is kept where it runs: see `reward_isolation`. Whether a function, a reward manager
-or the agent loop itself has scored a trajectory: from here on the score is a float, and the fields are plain data.
+Whether a function, a reward manager or the agent loop itself has scored a trajectory: from here on the score is a
+float, and the fields are plain data. The function runs in verl's reward workers, or where `extensions/reward_processes`
+has it run.
 """
 
 import asyncio
@@ -18,10 +19,10 @@ from ..calls import TrajectoryRecorder
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
+from ..core.users_errors import ProcessLost, RaisedElsewhere, describe, user_traceback
 from ..runtime.actor_watch import ActorDied
 from ..runtime.reconnect import RECONNECT_S, insist
-from .reward_isolation import RewardProcessDied, RewardProcessKilled, RewardRaised
-from .reward_process import describe, plain, user_traceback
+from .reward_values import plain_reward
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +34,11 @@ ComputeScore = Callable[[list[AgentLoopOutput], dict[str, Any]], Awaitable[None]
 
 def cause_of(error: BaseException) -> Cause:
     """What a trajectory failed of, for people: one line with file and line, and the traceback of the user's code; of an
-    exception that was raised here, in an actor, or in a reward process."""
+    exception that was raised here, in an actor, or in a process of its own."""
     if not isinstance(error, RayTaskError):
         return Cause(describe(error), user_traceback(error))
     bare = error.cause
-    if isinstance(bare, RewardRaised):
+    if isinstance(bare, RaisedElsewhere):
         return Cause(bare.summary, bare.traceback)
     return Cause(f"{type(bare).__name__}: {bare}", str(error))  # what Ray raises has its traceback there only
 
@@ -66,12 +67,6 @@ class RewardScorer:
         self._metric = options.filter.metric
         self._function = options.reward_function
         self._logged = KnownPlaces()
-        self._killed_processes = 0
-
-    def take_killed_processes(self) -> int:
-        """Since this was asked last."""
-        killed, self._killed_processes = self._killed_processes, 0
-        return killed
 
     async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any], recorder: TrajectoryRecorder) -> None:
         """Score the last output, and give the others the same score, where verl's trainer reads it, too. The
@@ -82,7 +77,7 @@ class RewardScorer:
                 is none: there is one attempt at that.
             ConfigError: when the metric that groups are filtered by is missing.
         """
-        make = functools.partial(self._score, outputs, sample)
+        make = functools.partial(self._score, outputs, sample, recorder)
         scored = await recorder.runner.score(recorder, [output.response_ids for output in outputs], make)
         if self._metric is not None and self._metric not in scored["extra"]:  # of before a resume with another one
             scored = await make()
@@ -90,7 +85,9 @@ class RewardScorer:
             output.reward_score, output.extra_fields["reward_extra_info"] = scored["score"], scored["extra"]
         outputs[-1].metrics.compute_score = scored["seconds"]
 
-    async def _score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> dict[str, Any]:
+    async def _score(
+        self, outputs: list[AgentLoopOutput], sample: dict[str, Any], recorder: TrajectoryRecorder
+    ) -> dict[str, Any]:
         is_own = outputs[-1].reward_score is not None
         source, attempts = ("the agent loop", 1) if is_own else (self._function, 1 + self._options.max_retries)
         sample = sample | {"extra_info": _with_turns(sample.get("extra_info"), outputs[-1].num_turns)}
@@ -103,7 +100,7 @@ class RewardScorer:
                 failure = failed
                 outputs[-1].reward_score = None
             except TimeoutError as error:
-                self._killed_processes += isinstance(error, RewardProcessKilled)
+                _count(error, recorder)
                 detail = f"no answer within {self._options.call_limit_s} s" if limit.expired() else str(error)
                 failure = TrajectoryFailed("reward_timeout", Cause(detail))
             except ConfigError:
@@ -112,7 +109,7 @@ class RewardScorer:
                 is_of_ours = isinstance(error, RayActorError) and not isinstance(error, RayTaskError)
                 if is_of_ours and not isinstance(error, ActorUnavailableError):  # else the function's, or tried again
                     raise ActorDied(f"a reward worker is gone: {error}") from error
-                self._killed_processes += isinstance(error, RewardProcessDied)
+                _count(error, recorder)
                 failure = TrajectoryFailed("reward_error", cause_of(error))
             level = logging.WARNING if self._logged.is_new(failure.cause) else logging.DEBUG
             logger.log(level, "attempt %d to score a trajectory failed: %s", attempt + 1, failure)
@@ -151,9 +148,9 @@ class RewardScorer:
             ConfigError: if the metric is missing.
             TrajectoryFailed: if score or metric is no finite number, or a field has verl's name for the score.
         """
-        returned = plain(output.extra_fields.get("reward_extra_info"))  # absent if the agent loop scored itself
+        returned = plain_reward(output.extra_fields.get("reward_extra_info"))  # absent if the agent loop scored itself
         fields = returned if isinstance(returned, dict) else {} if returned is None else {"returned": returned}
-        score = plain(output.reward_score)
+        score = plain_reward(output.reward_score)
         numbers = [("score", score)]
         if VERLS_FIELD in fields:
             what = f"{source} returns `{VERLS_FIELD}`, verl's name for the score itself; rename it"
@@ -168,6 +165,11 @@ class RewardScorer:
                 what = f"{source} returns {name}={value!r:.80}, which is no finite number"
                 raise TrajectoryFailed("reward_not_finite", Cause(what))
         return {"score": float(score), "extra": fields, "seconds": output.metrics.compute_score}
+
+
+def _count(error: Exception, recorder: TrajectoryRecorder) -> None:
+    if isinstance(error, ProcessLost):
+        recorder.count({error.metric: 1})
 
 
 def _with_turns(extra_info: Any, turns: int) -> Any:

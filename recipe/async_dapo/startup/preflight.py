@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from ..config.extensions import declared, load
+from ..config.extensions import declared, done_otherwise, load
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, ConfigErrors, check_each
 from ..runtime.containment import contained, first_line
@@ -113,6 +113,8 @@ def findings(config: DictConfig) -> Iterator[Finding]:
         for name, what in UNSEEN.items():
             if name not in declared():
                 yield Finding(name=FURTHER, note=f"{WARNING}extensions/{name} is not in this copy: {what}")
+        for key, note in done_otherwise(config).items():
+            yield Finding(name=key, note=WARNING + note)
         with shipped_modules(config):
             for name, check in checks_of(config, options).items():
                 yield from _run(name, check)

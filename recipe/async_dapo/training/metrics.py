@@ -46,7 +46,6 @@ def round_metrics(
         "round/groups_to_hold": mix.groups_to_hold,
         "round/rollout_s": record.rollout_s,
         "filter/valid_share": mix.over_sampling.valid_share,
-        "failure/killed_reward_processes": record.workers.killed_reward_processes,
         "partial/buffer_tokens": buffered_tok,
     }
     return {PREFIX + name: float(value) for name, value in values.items()}
@@ -79,7 +78,7 @@ def _calls(counts: RoundCounts) -> dict[str, float]:
         "turns/mean": _ratio(counts.turns, counts.ended),
         "turns/tokens/mean": _ratio(counts.turns_tok, counts.turns),
         "turns/calls_s": _ratio(counts.calls_s, counts.ended),
-        **counts.of_loops,
+        **counts.of_extensions,
     }
 
 

@@ -19,7 +19,6 @@ from ..data_plane import end_queue, queue_watched
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import AsyncDAPOReplica, register_replica
 from ..rollout.manager import AsyncDAPOAgentLoopManager
-from ..rollout.reward_isolation import isolate_reward
 from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase, show_logs
 from ..runtime.shipping import localise
@@ -95,7 +94,6 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path
     """Make verl build this recipe's parts from the configuration. Returns the load balancer's options file."""
     wire_importance_sampling(config, options.importance_sampling)
     register_replica(parts.replica, engine_timeout_s=options.engine_timeout_s, engines=num_engines(config))
-    isolate_reward(config, options.reward)
     with open_dict(config):
         config.transfer_queue.enable = True
         custom = config.actor_rollout_ref.rollout.custom

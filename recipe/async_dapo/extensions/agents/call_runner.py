@@ -17,9 +17,9 @@ from ...calls import RETRY, REWARD, Policy, RecordedError, TrajectoryRecorder, c
 from ...config.values import ConfigError
 from ...core.journal import Call, WhenUnknown
 from ...core.outcome import Cause, KnownPlaces, TrajectoryFailed
+from ...core.users_errors import describe, user_traceback
 from ...record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to_plain
 from ...rollout.agent_loops import Calls
-from ...rollout.reward_process import describe, user_traceback
 from ...runtime.actor_watch import ActorDied
 from ...runtime.aio import LimitReached, on_thread, within
 from ...runtime.containment import value_of

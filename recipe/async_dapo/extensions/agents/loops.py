@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ...config.options import AsyncDAPOConfig
-from ...rollout.reward_process import shortened
+from ...core.users_errors import shortened
 from .call_runner import CallRunner
 from .kept_loops import KeptLoops
 

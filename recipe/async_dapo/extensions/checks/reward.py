@@ -8,9 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from ...config.extensions import not_here, of_copy
 from ...config.options import AsyncDAPOConfig
 from ...config.values import ConfigError, refused
-from ...rollout.reward_isolation import RewardNotLoaded, RewardProcess, RewardProcesses, function_of
+from ...core.users_errors import NotLoaded
 from ...runtime.containment import contained
 from ...startup.preflight import NOT_TRIED
 
@@ -40,8 +41,10 @@ def check_reward(
     """
     reward = config.reward
     custom = reward.custom_reward_function
+    make_trial = of_copy("reward_trial")
     needs_cluster = reward.reward_model.enable or (custom.path is None and reward.sandbox_fusion.url)
     reasons = (
+        (make_trial is None, not_here("reward_processes")),
         (options.reward.processes == 0, "async_dapo.reward.processes=0"),
         (needs_cluster or reward.reward_manager.source != "register", "it needs the cluster"),
         (not _is_known(reward.reward_manager.name), "its reward manager is not known"),
@@ -50,22 +53,22 @@ def check_reward(
         if is_so:
             return f"{NOT_TRIED}{options.reward_function}: {why}", ""
     if not rows:
-        _check_loads(config, options)
+        _check_loads(config, options, make_trial(config, options))
         why = "it can be loaded; " + ("the data were refused, so " if rows is None else "")
         return f"{NOT_TRIED}{options.reward_function}: {why}there is no row of the data to try it on", ""
-    once = replace(options, reward=replace(options.reward, max_retries=0))
-    odd = asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES], model().tokenizer))
+    once = replace(options, reward=replace(options.reward, max_retries=0, waits_in_line=True))
+    odd = asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES], model().tokenizer, make_trial(config, once)))
     return options.reward_function, "; ".join(odd)
 
 
-def _check_loads(config: DictConfig, options: AsyncDAPOConfig) -> None:
+def _check_loads(config: DictConfig, options: AsyncDAPOConfig, trial: Any) -> None:
     """
     Raises:
         ConfigError: if the function cannot be imported.
     """
     try:
-        RewardProcess(function_of(config, timeout_s=options.reward.timeout_s)).end()
-    except RewardNotLoaded as error:
+        trial.load()
+    except NotLoaded as error:
         key = "reward.custom_reward_function.path"
         raise refused(config, key, _problem(error, "", options.reward.timeout_s)) from error
 
@@ -81,19 +84,17 @@ def _is_known(manager: str) -> bool:
 
 
 async def _check_rows(
-    config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]], tokenizer: Any
+    config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]], tokenizer: Any, trial: Any
 ) -> list[str]:
     from .trial_group import TrialGroups
 
     custom = config.reward.custom_reward_function
-    function = function_of(config, timeout_s=options.reward.timeout_s)
-    processes = RewardProcesses(function, limit=1)
     # verl asks no function for what an agent loop of the user's has scored.
     may_score_themselves = custom.path is None and bool(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
     odd: list[str] = []
     try:
         with contained():
-            trials = TrialGroups(config, tokenizer, lambda call: asyncio.wrap_future(processes.submit(call)), options)
+            trials = TrialGroups(trial, tokenizer, options)
     except Exception as error:  # verl's managers assert what they want of their options
         remedy = f"cannot be made: {error!r}; correct it, or reward.reward_kwargs"
         raise refused(config, "reward.reward_manager.name", remedy) from error
@@ -128,7 +129,7 @@ async def _check_rows(
                 with suppress(Exception):  # it may refuse what is no answer at all
                     odd += await _scores_alike(trials, row, truth)
     finally:
-        processes.close()
+        trial.close()
     return odd
 
 
@@ -150,7 +151,7 @@ async def _scores_alike(trials: Any, row: dict[str, Any], truth: str) -> list[st
 def _problem(error: Exception, what: str, timeout_s: float) -> str:
     """In words, with the remedy."""
     match error:
-        case RewardNotLoaded():
+        case NotLoaded():
             return f"cannot load it: {error}; correct the path, the name or the module"
         case TimeoutError():
             return f"gave no answer within async_dapo.reward.timeout_s={timeout_s}; make it faster, or raise that"

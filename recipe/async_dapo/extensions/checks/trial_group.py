@@ -1,11 +1,10 @@
 """A group that is scored and stored as in a run, with answers that nobody generated, before there is a cluster."""
 
+import asyncio
 import copy
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
@@ -13,42 +12,34 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from ...calls import SampledTokens, TrajectoryRecorder, append_tokens
 from ...config.options import AsyncDAPOConfig
-from ...config.values import copied
 from ...core.trajectory import PromptGroup, Trajectory
 from ...rollout.agent_loops import Calls
 from ...rollout.manager import make_group
 from ...rollout.packed_output import PackedOutput
 from ...rollout.reward import RewardScorer, ScoringWorker
-from ...rollout.reward_isolation import replace_remote
 from ...store import rows_of
 
 TURNS = 2  # of a prompt and one answer, as verl counts
 MOST_TOK = 256
-
-ComputeScore = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 class TrialGroups:
     """Scores and stores groups as a run does, with the run's reward manager in this process.
 
     Args:
-        compute_score: awaits the reward function's result, given its arguments.
+        trial: calls the reward function, see `Declared.reward_trial`.
         options: the recipe's options.
     """
 
-    def __init__(
-        self, config: DictConfig, tokenizer: Any, compute_score: ComputeScore, options: AsyncDAPOConfig
-    ) -> None:
+    def __init__(self, trial: Any, tokenizer: Any, options: AsyncDAPOConfig) -> None:
         async def call(**arguments: Any) -> Any:
             try:
-                return await compute_score(arguments)
+                return await asyncio.wrap_future(trial.submit(arguments))
             except Exception as error:
                 self._errors.append(error)
                 raise
 
-        config = copied(config)
-        replace_remote(config)
-        manager = resolve_reward_manager_cls(config)(config=config, tokenizer=tokenizer, compute_score=call)
+        manager = resolve_reward_manager_cls(trial.config)(config=trial.config, tokenizer=tokenizer, compute_score=call)
         self._tokenizer = tokenizer
         self._is_filtered = options.filter.metric is not None
         self._errors: list[Exception] = []  # of the function, in the newest trial

@@ -12,9 +12,9 @@ from verl.tools.function_tool import FunctionTool
 from recipe.async_dapo.calls import RecordedError, recorded, unknown_calls
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.core.users_errors import shortened
 from recipe.async_dapo.extensions.agents.kept_loops import KeptLoops
 from recipe.async_dapo.extensions.agents.tools import recorded_tools
-from recipe.async_dapo.rollout.reward_process import shortened
 from recipe.async_dapo.runtime.containment import contain_tasks
 
 from ....coroutines.test_containment import SCHEMA, awaited, exits, hook_is_put_back, kinds, plain  # noqa: F401

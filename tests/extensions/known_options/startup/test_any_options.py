@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hydra.errors import HydraException
@@ -12,11 +13,9 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.async_dapo.config.extensions import PACKAGE, declared
 from recipe.async_dapo.extensions.known_options.choices import CHOICES, TRIED
 from recipe.async_dapo.extensions.known_options.ignored import IGNORED, SHADOWED
 from recipe.async_dapo.extensions.known_options.rows import ROWS
-from recipe.async_dapo.rollout.reward_isolation import RewardFunction, RewardProcesses
 from recipe.async_dapo.startup import overrides as startup_overrides
 from recipe.async_dapo.startup.overrides import CommandLine, compose_what_is_right
 from recipe.async_dapo.startup.preflight import findings
@@ -64,22 +63,22 @@ def shared():
     """What all sets can have together: verl's yaml is read once, and each reward function has one process, which takes
     longer to start than all checks.
     """
-    kept: dict[str, RewardProcesses] = {}
+    trial = pytest.importorskip("recipe.async_dapo.extensions.reward_processes.trial", reason="may be absent")
+    kept: dict[str, Any] = {}
 
-    class Kept(RewardProcesses):
+    class Kept(trial.RewardProcesses):
         def close(self) -> None:
             """Others go on with it."""
 
-    def processes(function: RewardFunction, *, limit: int) -> RewardProcesses:
+    def processes(function: Any, *, limit: int) -> Any:
         return kept.setdefault(f"{function}", Kept(function, limit=limit))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(startup_overrides, "composed", lambda line, texts: compose_run(texts))
-        if "checks" in declared():
-            patch.setattr(f"{PACKAGE}.checks.reward.RewardProcesses", processes)
+        patch.setattr(trial, "RewardProcesses", processes)
         yield
     for one in kept.values():
-        RewardProcesses.close(one)
+        super(Kept, one).close()
 
 
 @pytest.mark.nightly

@@ -10,16 +10,19 @@ from typing import Any
 
 import psutil
 import pytest
+from ray.exceptions import RayTaskError
 
-from recipe.async_dapo.rollout import reward_isolation
-from recipe.async_dapo.rollout.reward_isolation import (
+from recipe.async_dapo.core.outcome import Cause
+from recipe.async_dapo.core.users_errors import NotLoaded, RaisedElsewhere
+from recipe.async_dapo.extensions.reward_processes import pool
+from recipe.async_dapo.extensions.reward_processes.pool import (
     RewardFunction,
-    RewardNotLoaded,
     RewardProcess,
     RewardProcessDied,
     RewardProcesses,
     RewardProcessKilled,
 )
+from recipe.async_dapo.rollout.reward import cause_of
 
 FUNCTION = RewardFunction(path="reward.py", name="compute_score", timeout_s=60.0)
 TIMEOUT_S = 4.0  # of a call of a real process
@@ -57,7 +60,7 @@ class Processes(RewardProcesses):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, limit: int) -> None:
         super().__init__(FUNCTION, limit=limit)
         self.started: list[ScriptedProcess] = []
-        monkeypatch.setattr(reward_isolation, "RewardProcess", self._begin)
+        monkeypatch.setattr(pool, "RewardProcess", self._begin)
 
     def _begin(self, function: RewardFunction) -> ScriptedProcess:
         assert function is FUNCTION
@@ -82,7 +85,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No call waits for long before it may start a process."""
-    monkeypatch.setattr(reward_isolation, "SLOW_S", 0.01)
+    monkeypatch.setattr(pool, "SLOW_S", 0.01)
 
 
 def times_out(process: ScriptedProcess) -> Any:
@@ -107,7 +110,7 @@ def test_given_one_call_that_never_returns_then_the_others_have_a_second_process
 
 
 def test_given_quick_calls_then_one_process_does_all_of_them(two: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reward_isolation, "SLOW_S", PATIENCE_S)
+    monkeypatch.setattr(pool, "SLOW_S", PATIENCE_S)
     calls = [two.call() for _ in range(50)]
     assert [call.result(PATIENCE_S) for call in calls] == ["score"] * 50
     assert len(two.started) == 1
@@ -132,7 +135,7 @@ def test_given_a_process_that_ends_between_calls_then_the_next_call_has_another(
 def test_given_a_process_that_cannot_start_then_each_call_has_the_error_and_none_waits_for_ever() -> None:
     processes = RewardProcesses(FUNCTION, limit=2)
     calls = [processes.submit({}) for _ in range(5)]
-    assert [type(call.exception(PATIENCE_S)) for call in calls] == [RewardNotLoaded] * 5
+    assert [type(call.exception(PATIENCE_S)) for call in calls] == [NotLoaded] * 5
 
 
 def test_given_a_call_that_runs_when_the_processes_are_closed_then_it_ends_and_the_others_never_begin(
@@ -233,3 +236,38 @@ def test_given_a_call_that_leaves_something_behind_then_the_next_one_does_not_ha
         time.sleep(0.01)
     with pytest.raises(RewardProcessKilled, match="no answer within"):
         process.ask({"then": "", "place": "", "text": "x" * 10**7})
+
+
+RAISES = """
+import json
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return look_up(solution_str)
+
+def look_up(text):
+    return json.loads(text)["acc"]
+"""
+
+
+def test_a_reward_functions_error_names_its_own_line_and_not_the_librarys(tmp_path: Path) -> None:
+    file = tmp_path / "reward_0123abcd.py"  # as it is shipped
+    file.write_text(RAISES)
+    function = RewardFunction(path=str(file), name="compute_score", timeout_s=30.0)
+    answers = {"data_source": "", "ground_truth": ""}
+
+    def raised(text: str) -> RaisedElsewhere:
+        process = RewardProcess(function)
+        try:
+            with pytest.raises(RaisedElsewhere) as error:
+                process.ask(answers | {"solution_str": text})
+        finally:
+            process.end()
+        return error.value
+
+    missing, broken = raised("{}"), raised("{")
+    assert str(missing) == "KeyError('acc') at reward.py:8"
+    assert str(broken).startswith("JSONDecodeError") and str(broken).endswith("at reward.py:8")
+    first_frame = missing.traceback.splitlines()[1]
+    assert "in compute_score" in first_frame and str(file) in first_frame
+    remote = RayTaskError("compute_score", "Traceback ...", missing).as_instanceof_cause()
+    assert cause_of(remote) == Cause(str(missing), missing.traceback)

@@ -16,15 +16,12 @@ from tensordict import TensorDict
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.protocol import DataProto
 
-from recipe.async_dapo.rollout.reward_isolation import (
-    RewardProcessDied,
-    RewardProcessKilled,
-    RewardRaised,
-    isolate_reward,
-)
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.core.users_errors import RaisedElsewhere
+from recipe.async_dapo.extensions.reward_processes.pool import RewardProcessDied, RewardProcessKilled
+from recipe.async_dapo.extensions.reward_processes.wiring import wire
 
-from ..support.composed_runs import compose_run, valid_overrides, write_files
-from ..support.scripted_reward import reward_options
+from ....support.composed_runs import compose_run, valid_overrides, write_files
 
 ComputeScore = Callable[[DataProto], Awaitable[dict[str, Any]]]
 
@@ -51,7 +48,12 @@ async def score_later(**arguments):
     await asyncio.sleep(0.01)
     return compute_score(**arguments)
 """
-FAILURES = {"hangs": RewardProcessKilled, "interrupts": RewardRaised, "exits": RewardRaised, "dies": RewardProcessDied}
+FAILURES = {
+    "hangs": RewardProcessKilled,
+    "interrupts": RaisedElsewhere,
+    "exits": RaisedElsewhere,
+    "dies": RewardProcessDied,
+}
 REWARD_MANAGER = """
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
@@ -73,8 +75,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
 
 
 def options_of_worker(config: DictConfig, *overrides: str, processes: int | None) -> DictConfig:
-    config = OmegaConf.merge(config, OmegaConf.from_dotlist(["reward.num_workers=1", *overrides]))
-    isolate_reward(config, reward_options(timeout_s=TIMEOUT_S, processes=processes))
+    own = [f"async_dapo.reward.timeout_s={TIMEOUT_S}", f"async_dapo.reward.processes={processes or 'null'}"]
+    config = OmegaConf.merge(config, OmegaConf.from_dotlist(["reward.num_workers=1", *own, *overrides]))
+    wire(config, AsyncDAPOConfig.from_hydra(config))
     return config
 
 
@@ -119,7 +122,7 @@ KINDS = {
 }
 
 
-# What `isolate_reward` chooses for each is in `tests/startup/test_reward_isolation.py`.
+# What `wire` chooses for each is in `../startup/test_wiring.py`.
 @pytest.mark.usefixtures("local_cluster")
 @pytest.mark.parametrize(
     "kind", ["plain", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS if kind != "plain")]
@@ -165,6 +168,6 @@ def test_given_a_coroutine_function_in_verls_own_worker_then_a_call_that_interru
         return await score_all(worker.compute_score, ["interrupts", "healthy", "exits", "healthy"], tmp_path)
 
     results = asyncio.run(main())
-    assert results[1::2] == [1.0, 1.0] and all(isinstance(one, RewardRaised) for one in results[::2])
+    assert results[1::2] == [1.0, 1.0] and all(isinstance(one, RaisedElsewhere) for one in results[::2])
     assert results[0].summary.startswith("KeyboardInterrupt() at reward.py:")
     assert os.listdir(tmp_path) == [str(os.getpid())]

@@ -5,12 +5,14 @@ import functools
 
 import pytest
 
+from recipe.async_dapo.config.extensions import chosen
 from recipe.async_dapo.config.options import AsyncDAPOConfig
-from recipe.async_dapo.rollout import reward_isolation
-from recipe.async_dapo.rollout.reward_isolation import RewardRaised, isolate_reward
+from recipe.async_dapo.core.users_errors import RaisedElsewhere
+from recipe.async_dapo.extensions.reward_processes import wiring
+from recipe.async_dapo.extensions.reward_processes.wiring import wire
 from recipe.async_dapo.startup.preflight import check_all
 
-from ..support.composed_runs import write_reward
+from ....support.composed_runs import write_reward
 
 ECHO = """
 def compute_score(solution_str, scale, reward_router_address=None, **_):
@@ -21,7 +23,8 @@ REMOTE = "reward.reward_manager.name=remote"
 
 def isolated(config):
     options = AsyncDAPOConfig.from_hydra(config)
-    isolate_reward(config, options.reward)
+    if "reward_processes" in chosen(config):
+        wire(config, options)
     assert AsyncDAPOConfig.from_hydra(config).reward_function == options.reward_function
     return config.reward.custom_reward_function
 
@@ -31,7 +34,7 @@ def test_verls_managers_have_a_coroutine_function_and_the_one_that_takes_none_is
     config = run(*overrides)
     path = config.reward.custom_reward_function.path
     custom = isolated(config)
-    assert (custom.path, custom.name) == (f"pkg://{reward_isolation.__name__}", "compute_score")
+    assert (custom.path, custom.name) == (f"pkg://{wiring.__name__}", "compute_score")
     assert custom.reward_kwargs.isolated.function.path == path
     assert config.reward.reward_manager.name == manager
 
@@ -93,7 +96,7 @@ def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_fir
     )
     check_all(config)
     settings = isolated(config).reward_kwargs.isolated
-    monkeypatch.setattr(reward_isolation, "_processes", None)
+    monkeypatch.setattr(wiring, "_processes", None)
     call = {
         "data_source": "",
         "solution_str": "",
@@ -103,12 +106,12 @@ def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_fir
     }
 
     async def main():
-        return await reward_isolation.compute_score(isolated=settings, **call)
+        return await wiring.compute_score(isolated=settings, **call)
 
     expected = {"score": 1.0, "acc": value, "solution": "theirs", "router": "here"}
-    assert asyncio.run(main()) == reward_isolation.compute_score_blocking(isolated=settings, **call) == expected
-    assert reward_isolation._processes._threads._max_workers == 5
-    reward_isolation._processes.close()
+    assert asyncio.run(main()) == wiring.compute_score_blocking(isolated=settings, **call) == expected
+    assert wiring._processes._threads._max_workers == 5
+    wiring._processes.close()
 
 
 NO_NUMBER = "which is no number and has none as `score`"
@@ -132,14 +135,14 @@ def test_a_coroutine_function_without_a_process_ends_at_its_limit_and_returns_pl
     path.write_text(WAITS)
     kwargs = "+reward.custom_reward_function.reward_kwargs={scale: 3}"
     config = run(f"reward.custom_reward_function.path={path}", kwargs, "async_dapo.reward.timeout_s=1")
-    score = functools.partial(reward_isolation.compute_score_here, isolated=isolated(config).reward_kwargs.isolated)
+    score = functools.partial(wiring.compute_score_here, isolated=isolated(config).reward_kwargs.isolated)
     assert asyncio.run(score(solution_str="", scale=1)) == {"score": 3, "answer": "<class 'object'>"}
     for answer, error, text in (
         ("waits", TimeoutError, "no answer within 1.0 s"),
-        ("interrupts", RewardRaised, "KeyboardInterrupt() at reward.py:9"),
+        ("interrupts", RaisedElsewhere, "KeyboardInterrupt() at reward.py:9"),
         (
             "nothing",
-            RewardRaised,
+            RaisedElsewhere,
             "compute_score of reward.py returns None, which is no number and has none as `score`",
         ),
     ):

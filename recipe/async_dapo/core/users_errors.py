@@ -1,0 +1,96 @@
+"""Errors of the user's code in words: what was raised, and in which file and line of theirs.
+
+Code of the user's may run in a process that has imported nothing but the standard library.
+"""
+
+import asyncio
+import os
+import re
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any, ClassVar
+
+MOST_CHARS = 1000  # of the text of an error, and of what stands for an object
+MOST_TRACEBACK_CHARS = 20_000
+
+# Folders of code that is not the user's: this recipe's, installed packages', Python's own.
+NOT_THE_USERS = (
+    f"{Path(__file__).resolve().parents[1]}{os.sep}",
+    *(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
+
+
+class RaisedElsewhere(Exception):
+    """Code of the user's raised in another process, or returned what it must not: in one line, and the traceback."""
+
+    def __init__(self, summary: str, traceback: str) -> None:
+        super().__init__(summary, traceback)
+        self.summary, self.traceback = summary, traceback
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+class NotLoaded(Exception):
+    """Code of the user's cannot be imported."""
+
+
+class ProcessLost(Exception):
+    """The process in which the user's code ran has ended with it: counted in the metric of this name."""
+
+    metric: ClassVar[str]
+
+
+def describe(error: BaseException) -> str:
+    """The error, and the file and line of the user's code that it comes from."""
+    frames = user_frames(error) or traceback.extract_tb(error.__traceback__)
+    what = shortened(repr(error), MOST_CHARS)
+    return f"{what} at {shown_name(frames[-1].filename)}:{frames[-1].lineno}" if frames else what
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback from the user's first frame on."""
+    told = traceback.TracebackException.from_exception(error)
+    frames = user_frames(error)
+    while frames and told.stack[0] not in frames:
+        told.stack.pop(0)
+    return shortened("".join(told.format()).rstrip(), MOST_TRACEBACK_CHARS)
+
+
+def shortened(text: str, most: int, side: str = "middle") -> str:
+    """The text, cut if it has more characters.
+
+    Args:
+        side: where it is cut, as verl's `multi_turn.tool_response_truncate_side` has it for answers of tools.
+    """
+    if len(text) <= most:
+        return text
+    head, tail = {"left": (0, most), "right": (most, 0)}.get(side, (most // 2, most // 2))
+    return f"{text[:head]}...(truncated)...{text[len(text) - tail :]}"
+
+
+def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Those that belong neither to this recipe, nor to an installed package, nor to Python."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not frame.filename.startswith((*NOT_THE_USERS, "<"))]
+
+
+def shown_name(filename: str) -> str:
+    """A file's name as the user knows it: copies that are shipped to other nodes have a checksum in theirs."""
+    return re.sub(r"_[0-9a-f]{8}(?=\.py$)", "", Path(filename).name)
+
+
+def place_of(task: asyncio.Task[Any]) -> str:
+    """The innermost function of the user's, or else of anybody, that a task waits in, with file and line."""
+    awaited: Any = task.get_coro()
+    frames = []
+    while awaited is not None:
+        if (frame := getattr(awaited, "cr_frame", None)) is not None:
+            frames.append(frame)
+        awaited = getattr(awaited, "cr_await", None)
+    own = [frame for frame in frames if not frame.f_code.co_filename.startswith(NOT_THE_USERS)]
+    if not frames:
+        return task.get_name()
+    frame = (own or frames)[-1]
+    return f"{frame.f_code.co_qualname} ({shown_name(frame.f_code.co_filename)}:{frame.f_lineno})"
