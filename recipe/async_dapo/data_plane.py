@@ -8,7 +8,7 @@ import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from .config.options import all_gpus, training_gpus
+from .config.derived import all_gpus, training_gpus
 from .config.values import ConfigError
 from .runtime.actor_watch import watched
 

@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from ..async_dapo import check
-from ..async_dapo.config.options import gpus_per_engine, num_engines, training_gpus
+from ..async_dapo.config.derived import gpus_per_engine, num_engines, training_gpus
 from ..async_dapo.config.values import ConfigError, Placement
 from .plan.costs import ServerConstants, kv_room_tok
 from .plan.hardware import MODEL_PRESETS, load_model

@@ -11,6 +11,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.training.run import why_ended
 from recipe.async_dapo.training.source import Source
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -115,7 +116,7 @@ def test_a_run_ends_by_its_steps_with_a_checkpoint_and_a_validation_and_says_why
     limits = (f"trainer.total_epochs={epochs}", f"trainer.total_training_steps={steps}")
     trainer = _fitted(monkeypatch, *valid, *limits, resumed=resumed)
     assert len(trainer.steps) == trained
-    assert (trainer.saved, trainer.validated, trainer.why_ended) == (saved, validated, why)
+    assert (trainer.saved, trainer.validated, why_ended(trainer)) == (saved, validated, why)
 
 
 @pytest.mark.slow

@@ -52,32 +52,32 @@ def spread(balance: Balance, groups: int, n: int) -> list[list[str]]:
     return at
 
 
-def siblings_balance(keeps_siblings: bool, capacity: int = 64) -> Balance:
+def gathering_balance(gathers_groups: bool, capacity: int = 64) -> Balance:
     balance = Balance(
         max_per_server=capacity,
         pool_size=None,
         sizes_itself=False,
         first_context_tok=1_000,
-        keeps_siblings=keeps_siblings,
+        gathers_groups=gathers_groups,
     )
     balance.leases.add_servers("abcd")
     return balance
 
 
 def test_given_drafts_when_groups_come_then_each_is_on_one_server_and_the_servers_are_as_full_as_without():
-    together, apart = (spread(siblings_balance(keeps), groups=32, n=8) for keeps in (True, False))
+    together, apart = (spread(gathering_balance(keeps), groups=32, n=8) for keeps in (True, False))
     assert all(len(set(at)) == 1 for at in together) and all(len(set(at)) == 4 for at in apart)
     counts = [sum(at.count(server) for at in together) for server in "abcd"]
     assert counts == [64] * 4
 
 
 def test_given_a_group_larger_than_an_eighth_of_a_server_when_it_comes_then_no_server_stays_empty_for_it():
-    (at,) = spread(siblings_balance(True, capacity=16), groups=1, n=8)
+    (at,) = spread(gathering_balance(True, capacity=16), groups=1, n=8)
     assert max(map(at.count, "abcd")) <= 3 and len(set(at)) >= 3
 
 
-def test_given_a_new_round_when_interrupted_siblings_come_back_then_they_come_together():
-    balance = siblings_balance(True)
+def test_given_a_new_round_when_interrupted_members_come_back_then_they_come_together():
+    balance = gathering_balance(True)
     for k in range(4):  # one after the other, on four servers
         balance.request(f"first-{k}", f"t{k}", group="g")
         balance.release(Returned(lease_id=f"first-{k}"))

@@ -137,8 +137,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self.last_server.clear()
 
     @rule()
-    def send_home(self) -> None:
-        self.table.send_home()
+    def pin_last_servers(self) -> None:
+        self.table.pin_last_servers()
         self.homes = dict(self.last_server)
 
     @invariant()

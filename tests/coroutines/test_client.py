@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.calls import TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
+from recipe.async_dapo.recording import TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from recipe.async_dapo.runtime.actor_watch import ActorDied
 
 from ..support.client_world import (
@@ -262,10 +262,10 @@ async def test_given_old_kv_when_a_request_is_continued_then_it_says_which_versi
     assert counts.reprefilled_tok == len(PROMPT) + before_tok - counts.found_tok
 
 
-@pytest.mark.parametrize("keeps_siblings", [False, True])
-async def test_given_old_kv_when_loops_run_again_then_their_requests_go_to_the_servers_that_had_them(keeps_siblings):
+@pytest.mark.parametrize("gathers_groups", [False, True])
+async def test_given_old_kv_when_loops_run_again_then_their_requests_go_to_the_servers_that_had_them(gathers_groups):
     it = world()
-    options = router_options(4, keeps_kv=True, keeps_siblings=keeps_siblings)
+    options = router_options(4, keeps_kv=True, gathers_groups=gathers_groups)
     balancer = FakeHandle(GlobalLoadBalancer(it.handles, options), latency_s=LATENCY_S)
     client = llm_client(balancer, continues=True, has_old_kv=True)
     trajectories = [Trajectory(session_id=k) for k in range(6)]

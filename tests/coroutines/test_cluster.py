@@ -159,5 +159,5 @@ def test_given_more_answers_a_prompt_than_in_training_when_validated_then_no_mor
     cluster.balancer.exchange = counted
     assert len(cluster.validate(6).keys) == 6 * n
     lanes, limit = cluster.options.num_workers * cluster.options.max_concurrent_prompts, 12
-    assert cluster.options.lanes_hold == limit
+    assert cluster.options.slots_hold == limit
     assert n < most <= limit + n - 1 < lanes * n

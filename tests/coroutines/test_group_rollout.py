@@ -9,12 +9,13 @@ import pytest
 from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from recipe.async_dapo.calls import RecordedError, TrajectoryInterrupted, append_tokens, prompt_digest, recorded
+from recipe.async_dapo.calls import RecordedError, recorded
 from recipe.async_dapo.config.values import ConfigError, OnRewardError
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Trajectory, Turn
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.record.plain_values import MAX_DEPTH
+from recipe.async_dapo.recording import TrajectoryInterrupted, append_tokens, prompt_digest
 from recipe.async_dapo.rollout.agent_loops import Calls
 from recipe.async_dapo.runtime.actor_watch import ActorDied
 from recipe.async_dapo.store import rows_of

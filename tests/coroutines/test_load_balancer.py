@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.core.balance import Requested, Returned
-from recipe.async_dapo.engines import server as server_module
+from recipe.async_dapo.engines import started_server
 from recipe.async_dapo.engines.lives import EngineLives
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.engines.server_actor import ServerActor
@@ -173,7 +173,7 @@ async def test_given_an_engine_that_knows_that_it_is_dead_before_its_processes_e
         servers["b"].kill()
         raise SystemError(f"the process of {dead} ends")
 
-    monkeypatch.setattr(server_module, "_end", end)
+    monkeypatch.setattr(started_server, "_end", end)
     lb = GlobalLoadBalancer(servers, router_options(1))
     engines[1].die()
     await lb.look_after_servers()

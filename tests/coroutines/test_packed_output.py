@@ -9,9 +9,10 @@ import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from recipe.async_dapo.calls import SampledTokens, append_routes, append_tokens
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
+from recipe.async_dapo.engines.routes import append_routes
+from recipe.async_dapo.recording import SampledTokens, append_tokens
 from recipe.async_dapo.rollout.manager import TAKEN_NAMES, make_group
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.store import rows_of

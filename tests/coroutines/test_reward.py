@@ -20,17 +20,17 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from recipe.async_dapo.calls import TrajectoryRecorder
 from recipe.async_dapo.config.options import REWARD_IMPORT_LIMIT_S
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import TrajectoryFailed, Verdict
 from recipe.async_dapo.core.trajectory import Trajectory
+from recipe.async_dapo.recording import TrajectoryRecorder
 from recipe.async_dapo.rollout.agent_loops import Calls
 from recipe.async_dapo.rollout.reward import RewardScorer
 from recipe.async_dapo.rollout.reward_values import plain_reward
 from recipe.async_dapo.runtime.actor_watch import ActorDied
 from recipe.async_dapo.store import rows_of
-from recipe.async_dapo.training.metrics import fields_to_average
+from recipe.async_dapo.training.validation import fields_to_average
 
 from ..support.costly import costly
 from ..support.fakes import ScriptedReward

@@ -11,7 +11,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.platforms.interface import DeviceCapability
 
 from recipe.async_dapo.core.concurrency import EngineLoad
-from recipe.async_dapo.engines import server as server_module
+from recipe.async_dapo.engines import started_server
 from recipe.async_dapo.engines.load_meter import LoadMeter
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.weights.stream import CUSTOM_OPTIONS
@@ -241,7 +241,7 @@ async def test_given_an_engine_that_dies_when_requests_are_out_or_come_later_the
     def end(dead: str) -> None:
         raise Exited
 
-    monkeypatch.setattr("recipe.async_dapo.engines.server._end", end)
+    monkeypatch.setattr("recipe.async_dapo.engines.started_server._end", end)
     engine = ScriptedEngine(LENGTH_TOK)
     server = start_server(monkeypatch, engine)
     call = generate(server)
@@ -282,7 +282,7 @@ def test_given_an_engine_when_it_starts_then_its_endpoint_is_on_loopback_unless_
         assert server.get_server_address() == (node, 8000), "the server has another name"
 
     monkeypatch.setattr(vLLMHttpServer, "run_server", run_server)
-    monkeypatch.setattr(server_module.LoadMeter, "attach", lambda engine: None)
+    monkeypatch.setattr(started_server.LoadMeter, "attach", lambda engine: None)
     asyncio.run(main())
     assert bound == [listens_on]
 
@@ -349,7 +349,7 @@ async def test_given_many_requests_then_an_engine_is_asked_for_its_adapters_once
     ("capability", "experts", "packs"), [((10, 0), 8, True), ((9, 0), 8, False), ((10, 0), 0, False)]
 )
 def test_experts_on_blackwell_keep_the_layout_that_weights_are_loaded_into(monkeypatch, capability, experts, packs):
-    monkeypatch.setattr(server_module.current_platform, "get_device_capability", lambda: DeviceCapability(*capability))
+    monkeypatch.setattr(started_server.current_platform, "get_device_capability", lambda: DeviceCapability(*capability))
     server = start_server(monkeypatch, ScriptedEngine(LENGTH_TOK))
     text = SimpleNamespace(num_experts=experts)
     server.model_config.hf_config = SimpleNamespace(get_text_config=lambda: text)
@@ -367,5 +367,5 @@ def test_the_first_engine_says_in_a_line_what_it_is() -> None:
         compilation_config=SimpleNamespace(cudagraph_capture_sizes=[1, 2, 4]),
         cache_config=SimpleNamespace(cache_dtype="auto"),
     )
-    said = server_module.in_words(289_000, config)
+    said = started_server.in_words(289_000, config)
     assert "second model runner, asynchronous scheduling, CUDA graphs of 3 sizes, KV cache of 289,000 tokens" in said

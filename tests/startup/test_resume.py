@@ -24,10 +24,10 @@ from verl.workers.config.optimizer import FSDPOptimizerConfig, build_optimizer
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from recipe.async_dapo import store
-from recipe.async_dapo.calls import SampledTokens, append_tokens
 from recipe.async_dapo.config.checkpoint_options import lasting_options
+from recipe.async_dapo.config.derived import longest_trained_tok
 from recipe.async_dapo.config.extensions import declared
-from recipe.async_dapo.config.options import AsyncDAPOConfig, longest_trained_tok
+from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, Placement
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
@@ -36,6 +36,7 @@ from recipe.async_dapo.core.round_parts import ALL
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, absent_ranks, read_complete
 from recipe.async_dapo.record.trained_model import TrainedModel
+from recipe.async_dapo.recording import SampledTokens, append_tokens
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.startup.checkpoint_to_resume import NEWEST_FILE, check_resume
 from recipe.async_dapo.training.checkpoints import (
@@ -46,6 +47,7 @@ from recipe.async_dapo.training.checkpoints import (
     to_frames,
 )
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
+from recipe.async_dapo.training.run_checkpoints import give_up_unfit
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.checkpoints import FILES, PARTS, write_checkpoint
@@ -131,7 +133,7 @@ def test_given_responses_that_the_options_do_not_fit_any_more_when_loaded_then_t
     monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: {partition_id: tags})
     resumed = buffer(run)
     resumed.restore(from_frames(to_frames(RolloutState(pool=state))))
-    resumed.give_up_unfit(longest_trained_tok(config))
+    give_up_unfit(resumed, longest_trained_tok(config))
     assert sorted(resumed.pool.retire(2)) == given_up
     assert resumed.pool.check_ledger()["retired"] == len(given_up)
     assert not resumed.pool.retire(3)
@@ -179,7 +181,7 @@ def test_given_surplus_groups_that_this_strategy_keeps_none_of_when_loaded_then_
     monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: {partition_id: tags})
     resumed = buffer(run, *(f"async_dapo.{option}" for option in options.split()), placement=placement)
     resumed.restore(from_frames(to_frames(RolloutState(pool=state))))
-    resumed.give_up_unfit(64)
+    give_up_unfit(resumed, 64)
     assert sorted(resumed.pool.retire(3)) == given_up
     ledger = resumed.pool.check_ledger()
     assert ledger["retired"] == ledger["waiting"] == len(given_up) == 4 - ledger["buffered"]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from verl.workers.rollout.replica import TokenOutput
 
-from recipe.async_dapo.calls import TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
+from recipe.async_dapo.recording import TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 
 from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at
 from .router import router_options

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.async_dapo.calls import TrajectoryRecorder, current_recorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines import load_balancer
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
+from recipe.async_dapo.recording import TrajectoryRecorder, current_recorder
 
 from .client_world import CLEANUP_TIMEOUT_S, llm_client
 from .fakes import FakeHandle

@@ -7,7 +7,6 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from recipe.async_dapo.calls import TrajectoryRecorder, append_tokens, current_recorder
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.values import OnRewardError
 from recipe.async_dapo.core.ledger import Ledger
@@ -15,6 +14,7 @@ from recipe.async_dapo.core.outcome import GroupOutcome
 from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.round import GroupEvent
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.recording import TrajectoryRecorder, append_tokens, current_recorder
 from recipe.async_dapo.rollout.agent_loops import Calls, Loops
 from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.rollout.reward import RewardScorer

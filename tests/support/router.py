@@ -2,7 +2,7 @@
 
 from typing import Any
 
-FREE = {"pool_size": None, "sizes_itself": False, "first_context_tok": 1, "keeps_siblings": False, "keeps_kv": False}
+FREE = {"pool_size": None, "sizes_itself": False, "first_context_tok": 1, "gathers_groups": False, "keeps_kv": False}
 
 
 def router_options(max_per_server: int, **changes: Any) -> dict[str, Any]:

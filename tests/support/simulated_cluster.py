@@ -140,7 +140,7 @@ class Cluster:
             return  # its loops go on
         for worker in self.workers:
             assert not worker.active
-            assert self.options.lanes_per_worker is None or worker.max_active_groups <= self.options.lanes_per_worker
+            assert self.options.slots_per_worker is None or worker.max_active_groups <= self.options.slots_per_worker
 
     def check_batch(self, batch: KVBatchMeta) -> list[str]:
         """Its groups."""

@@ -10,7 +10,8 @@ from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from examples.agent_loop import sandbox
 from examples.agent_loop.dialogue import Dialogue
 from examples.agent_loop.sandbox import Sandbox
-from recipe.async_dapo.calls import current_recorder, recorded
+from recipe.async_dapo.calls import recorded
+from recipe.async_dapo.recording import current_recorder
 
 from . import till
 

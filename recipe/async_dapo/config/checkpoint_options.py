@@ -4,7 +4,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from .options import training_gpus
+from .derived import training_gpus
 
 # Of torch's optimizers, beside their class and the betas of those that have them.
 _RESTORED = ("lr", "weight_decay", "override_optimizer_config")

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 from omegaconf import DictConfig, OmegaConf
 
 from ..core.balance import Balance
-from ..core.one_pass import why_two_passes
 from ..core.over_sampling import OverSampling, RoundSize
 from ..core.round import RoundSpec
 from ..core.staleness import StalenessLimit
@@ -105,40 +104,6 @@ class FilterConfig:
 
     metric: str | None
     max_num_gen_batches: int  # 0 = no limit
-
-
-def training_gpus(config: DictConfig) -> int:
-    gpus: int = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    return gpus
-
-
-def engine_gpus(config: DictConfig) -> int:
-    """GPUs that engines run on, all together."""
-    if config.async_dapo.placement != Placement.SEPARATE:
-        return training_gpus(config)
-    rollout = config.actor_rollout_ref.rollout
-    gpus: int = rollout.nnodes * rollout.n_gpus_per_node
-    return gpus
-
-
-def all_gpus(config: DictConfig) -> int:
-    is_separate = config.async_dapo.placement == Placement.SEPARATE
-    return training_gpus(config) + (engine_gpus(config) if is_separate else 0)
-
-
-def gpus_per_engine(config: DictConfig) -> int:
-    rollout = config.actor_rollout_ref.rollout
-    gpus: int = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    return gpus
-
-
-def num_engines(config: DictConfig) -> int:
-    return engine_gpus(config) // gpus_per_engine(config)
-
-
-def needs_bypass_loss(correction: DictConfig) -> bool:
-    """Whether `algorithm.rollout_correction` asks, in bypass mode, for what only verl's own loss of that mode does."""
-    return correction.rollout_rs is not None or correction.loss_type != "ppo_clip"
 
 
 # What does not go together, for the planner too. Facts are the options.
@@ -286,13 +251,13 @@ class AsyncDAPOConfig:
         return self.rollout_strategy is RolloutStrategy.PARTIAL_STALE_KV and self.keeps_tokens
 
     @property
-    def lanes_per_worker(self) -> int | None:
+    def slots_per_worker(self) -> int | None:
         """Groups a worker runs at once; None = no limit but the pool's."""
         return self.max_concurrent_prompts if self.rollout_pool_size is None else None
 
     @property
-    def lanes_hold(self) -> int:
-        """Trajectories that run at once where lanes bound them [count]."""
+    def slots_hold(self) -> int:
+        """Trajectories that run at once where slots bound them [count]."""
         return self.num_workers * self.max_concurrent_prompts * self.rollout_n
 
     @property
@@ -321,7 +286,7 @@ class AsyncDAPOConfig:
                 "pool_size": self.fixed_pool_size,
                 "sizes_itself": self.rollout_pool_size is Auto.AUTO,
                 "first_context_tok": self.first_context_tok,
-                "keeps_siblings": self.drafts is Drafts.SUFFIX,
+                "gathers_groups": self.drafts is Drafts.SUFFIX,
                 "keeps_kv": self.host_kv_gib is not None,
             },
             "engine_timeout_s": self.engine_timeout_s,
@@ -370,40 +335,9 @@ class AsyncDAPOConfig:
         )
 
 
-def updates_of(config: DictConfig) -> int:
-    """Of a step: mini-batches times epochs [count]."""
-    actor = config.actor_rollout_ref.actor
-    updates: int = config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
-    return updates
-
-
-def longest_trained_tok(config: DictConfig) -> int:
-    """The longest trajectory, prompt and response, that micro batches are sure to have room for [tokens]."""
-    data, actor = config.data, config.actor_rollout_ref.actor
-    longest: int = data.max_prompt_length + data.max_response_length
-    return max(longest, actor.ppo_max_token_len_per_gpu) if actor.use_dynamic_bsz else longest
-
-
-def why_log_probs_first(config: DictConfig, mode: ImportanceSampling, *, has_dropout: bool = False) -> str | None:
-    """Why a run computes log-probs before each update; None where the update alone gives the same result."""
-    correction = config.algorithm.rollout_correction
-    return why_two_passes(
-        correction=mode,
-        updates=updates_of(config),
-        weights=correction.rollout_is,
-        threshold=correction.rollout_is_threshold,
-        normalizes=correction.rollout_is_batch_normalize,
-        rejects=correction.rollout_rs,
-        kl_in_reward=config.algorithm.use_kl_in_reward,
-        has_dropout=has_dropout,
-        is_fsdp=config.model_engine == "dp",
-    )
-
-
 def _reward_function(config: DictConfig) -> str:
     """The user's function, also where an extension has put its own in that place."""
-    custom = config.reward.custom_reward_function
-    path, name = (
-        (custom.path, custom.name) if custom.path else ("pkg://verl.utils.reward_score", "default_compute_score")
-    )
-    return OmegaConf.select(config, f"{CALLED}.in_words") or f"{name} of {path}"
+    custom = "reward.custom_reward_function"
+    path, name = (OmegaConf.select(config, f"{custom}.{part}") for part in ("path", "name"))
+    own = "default_compute_score of pkg://verl.utils.reward_score" if path is None else f"{name} of {path}"
+    return OmegaConf.select(config, f"{CALLED}.in_words") or own

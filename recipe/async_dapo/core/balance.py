@@ -39,7 +39,7 @@ class Balance:
             Groups start only while there is capacity; trajectories that come back from calls of tools wait for it here.
         sizes_itself: whether servers get the capacity of their engines; else all have the maximum.
         first_context_tok: expected of a request before any has been seen [tokens].
-        keeps_siblings: whether a group's requests go to one server where its load allows: its engine drafts from them.
+        gathers_groups: whether a group's requests go to one server, which drafts from them, where its load allows.
         keeps_kv: whether engines keep what they know of interrupted requests over the weight update.
     """
 
@@ -50,13 +50,13 @@ class Balance:
         pool_size: int | None,
         sizes_itself: bool,
         first_context_tok: int,
-        keeps_siblings: bool = False,
+        gathers_groups: bool = False,
         keeps_kv: bool = False,
     ) -> None:
         self.leases = LeaseTable(max_inflight_per_server=max_per_server, pool_size=pool_size)
         self.controller = ConcurrencyController(first_context_tok=first_context_tok, most_per_server=max_per_server)
         self._sizes_itself = sizes_itself
-        self._keeps_siblings = keeps_siblings
+        self._gathers_groups = gathers_groups
         self._keeps_kv = keeps_kv
         self._is_open = False
         self.steered = 0  # in this round
@@ -72,8 +72,8 @@ class Balance:
         self._is_open, self.steered = True, 0
         self.leases.forget_peaks()
         if self._keeps_kv:
-            self.leases.send_home()
-        elif self._keeps_siblings:  # under new weights no prefix is cached: groups come together again
+            self.leases.pin_last_servers()
+        elif self._gathers_groups:  # under new weights no prefix is cached: groups come together again
             self.leases.forget_sticky_keys()
         self.controller.open(loads)
         return self._apply()
@@ -99,7 +99,7 @@ class Balance:
         Args:
             group: whose answer is generated.
         """
-        return self.leases.request(lease_id, sticky_key, group=group if self._keeps_siblings else None)
+        return self.leases.request(lease_id, sticky_key, group=group if self._gathers_groups else None)
 
     def release(self, returned: Returned) -> list[Grant]:
         """Give a lease back, and learn from what came with it."""

@@ -1,23 +1,15 @@
 """What an agent loop has asked of anything but the model: calls of tools, environments, rewards, and their results.
 
-A call is written down before it is made, and its result when it arrives; a call that scores only when a stop interrupts
-it. When the loop runs again, a call with a result is answered from here, so it is made once. One that was interrupted
-goes on meanwhile, and is `pending`. One that has neither was under way when its process ended: whether it happened is
-unknown, and its tool says what to do.
+`extensions/agents` writes a call down before it is made, and its result when it arrives; a call that scores only when a
+stop interrupts it. When the loop runs again, a call with a result is answered from here, so it is made once. One that
+was interrupted goes on meanwhile, and is `pending`. One that has neither was under way when its process ended: whether
+it happened is unknown, and its tool says what to do.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from hashlib import blake2b
 from typing import Any
 
-
-class WhenUnknown(StrEnum):
-    """What becomes of a call of which it is not known whether it happened."""
-
-    RETRY = "retry"
-    FAIL_TRAJECTORY = "fail_trajectory"
+REWARD = "reward"  # names the calls that score
 
 
 def name_of(call_id: str) -> str:
@@ -46,12 +38,3 @@ class Call:
     @property
     def without_content(self) -> "Call":
         return replace(self, arguments=b"", result=None, pending=None)
-
-
-def call_digest(context: Iterable[bytes], arguments: bytes) -> str:
-    """Tells calls at one place apart: by what the trajectory had generated, and by their arguments."""
-    digest = blake2b(digest_size=8)
-    for part in (*context, arguments):
-        digest.update(len(part).to_bytes(8))
-        digest.update(part)
-    return digest.hexdigest()

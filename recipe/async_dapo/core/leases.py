@@ -16,7 +16,7 @@ V = TypeVar("V")
 
 NEAR_SHARE = 1 / 8  # by which a server may be fuller than others, to keep requests with what it has cached
 
-# Of the coordinator, the load balancer and agent loop workers: every lane may wait for a group, every request for a
+# Of the coordinator, the load balancer and agent loop workers: every slot may wait for a group, every request for a
 # server, every trajectory for a call of another worker, and no release and no round may queue behind them.
 MAX_PENDING_CALLS = 100_000
 
@@ -54,7 +54,7 @@ class ServersByLoad:
     A request goes to the least loaded server that has capacity. Servers are sized by their KV caches, so to count
     requests is enough. The server that may cache the request's prefix is preferred if it is fuller by at most one
     request, or an eighth of those that it has. Otherwise the server of the group's last request, whose engine can draft
-    from the answers of the siblings, is preferred if it is fuller by at most an eighth of its capacity.
+    from the answers of the group, is preferred if it is fuller by at most an eighth of its capacity.
     """
 
     def __init__(self) -> None:
@@ -69,24 +69,24 @@ class ServersByLoad:
     def remove(self, server_id: str) -> Server | None:
         return self.servers.pop(server_id, None)
 
-    def choose(self, last_id: str | None, siblings_id: str | None, home_id: str | None = None) -> str | None:
+    def choose(self, last_id: str | None, group_last_id: str | None, pinned_id: str | None = None) -> str | None:
         """The server for a request; None if all are full.
 
         Args:
             last_id: where its prefix may be cached.
-            home_id: where it is kept, however full that server is.
-            siblings_id: where the last request of its group went.
+            group_last_id: where the last request of its group went.
+            pinned_id: where it goes if there is any capacity left.
         """
         best_id = self._least_loaded()
         if best_id is None:
             return None
-        if home_id is not None and (home := self.servers.get(home_id)) is not None and home.has_capacity:
-            return home_id
-        last, siblings = (self.servers.get(one) if one is not None else None for one in (last_id, siblings_id))
+        if pinned_id is not None and (pinned := self.servers.get(pinned_id)) is not None and pinned.has_capacity:
+            return pinned_id
+        last, group_last = (self.servers.get(one) if one is not None else None for one in (last_id, group_last_id))
         if last is not None and self._is_near(last, best_id, max(1.0, NEAR_SHARE * last.inflight)):
             return last_id
-        is_near = siblings is not None and self._is_near(siblings, best_id, NEAR_SHARE * siblings.capacity)
-        return siblings_id if is_near else best_id
+        is_near = group_last is not None and self._is_near(group_last, best_id, NEAR_SHARE * group_last.capacity)
+        return group_last_id if is_near else best_id
 
     def _is_near(self, server: Server, best_id: str, requests: float) -> bool:
         """Whether a server has capacity, and is fuller than the best one by no more than so many requests."""
@@ -171,8 +171,8 @@ class LeaseTable:
         self._queued: OrderedDict[str, _Request] = OrderedDict()
         self._overtaken = RecentDict[str, None](remembered)
         self._sticky = RecentDict[str, str](remembered)
-        self._homes: dict[str, str] = {}  # sticky key -> server, for its next request
-        self._siblings_at = RecentDict[str, str](remembered)  # group -> server
+        self._pinned: dict[str, str] = {}  # sticky key -> server, for its next request
+        self._group_last = RecentDict[str, str](remembered)  # group -> server
 
     @property
     def capacity(self) -> int:
@@ -285,18 +285,18 @@ class LeaseTable:
         self._sticky.clear()
         return count
 
-    def send_home(self) -> None:
+    def pin_last_servers(self) -> None:
         """The next request of each sticky key goes where the last one was, if that server has any capacity left."""
-        self._homes = dict(self._sticky)
+        self._pinned = dict(self._sticky)
 
     def _grant_queued(self) -> list[Grant]:
         grants = []
         while self._queued and (self._pool_size is None or len(self._held) < self._pool_size):
             lease_id, request = next(iter(self._queued.items()))
             last_id = None if request.sticky_key is None else self._sticky.get(request.sticky_key)
-            siblings_id = None if request.group is None else self._siblings_at.get(request.group)
-            home_id = None if request.sticky_key is None else self._homes.get(request.sticky_key)
-            server_id = self._by_load.choose(last_id, siblings_id, home_id)
+            group_last_id = None if request.group is None else self._group_last.get(request.group)
+            pinned_id = None if request.sticky_key is None else self._pinned.get(request.sticky_key)
+            server_id = self._by_load.choose(last_id, group_last_id, pinned_id)
             if server_id is None:
                 break
             del self._queued[lease_id]
@@ -304,9 +304,9 @@ class LeaseTable:
             self._held[lease_id] = server_id
             if request.sticky_key is not None:
                 self._sticky[request.sticky_key] = server_id
-                self._homes.pop(request.sticky_key, None)
+                self._pinned.pop(request.sticky_key, None)
             if request.group is not None:
-                self._siblings_at[request.group] = server_id
+                self._group_last[request.group] = server_id
             grants.append(Grant(lease_id=lease_id, server_id=server_id))
         return grants
 

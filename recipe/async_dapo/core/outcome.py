@@ -81,7 +81,7 @@ class GroupOutcome:
     oldest_version: int | None = None  # of all generated tokens of the group
     newest_version: int | None = None
     scored: int = 0  # trajectories [count]
-    failed: int = 0  # trajectories that failed for good; their siblings were interrupted, in a validation kept [count]
+    failed: int = 0  # trajectories that failed for good; the others were interrupted, in a validation kept [count]
     metrics: tuple[float, ...] = ()  # of its trajectories, where it was judged by them
     source: str = ""  # see `PromptGroup.source`
 

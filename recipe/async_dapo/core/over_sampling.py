@@ -175,7 +175,7 @@ class RoundSize:
         longest_tok: the response limit [tokens].
         staleness: how old trained tokens may be.
         named: `rollout_pool_size`, if it is a number [count].
-        sizes_itself: `rollout_pool_size=auto`; with neither, lanes bound what runs.
+        sizes_itself: `rollout_pool_size=auto`; with neither, slots bound what runs.
     """
 
     trajectories_per_batch: int
@@ -201,7 +201,7 @@ class RoundSize:
         return None if rounds is None else int(rounds * self.trajectories_per_batch / valid_share)
 
     def pool_size(self, capacity: int) -> int | None:
-        """Trajectories that may generate at once; None = only lanes bound what runs.
+        """Trajectories that may generate at once; None = only slots bound what runs.
 
         Args:
             capacity: requests that the engines may have in flight.

@@ -50,7 +50,7 @@ class RoundSpec:
     drains: bool  # running groups are awaited after the rule is met, rather than interrupted
     draws_again: bool = False  # groups that the rule did not wait for start again, complete or not
     must_finish: frozenset[str] = frozenset()  # too stale in the next step: the round does not halt before they ended
-    # N' of CoPRIS: a group starts while fewer trajectories generate; None = only the lanes bound what runs
+    # N' of CoPRIS: a group starts while fewer trajectories generate; None = only the slots bound what runs
     pool_size: int | None = None
     most_unfinished: int | None = None  # and while fewer are unfinished, those included that wait for calls
     # (1 + max_staleness) * B: as many valid groups as can be trained before tokens sampled now are too stale; None = no
@@ -191,7 +191,7 @@ class Round:
         self._update()
 
     def take(self, worker: int) -> str | None:
-        """The next group for a lane of this worker; None when nothing may start now."""
+        """The next group for a slot of this worker; None when nothing may start now."""
         uid = self._groups.start(worker, self._startable)
         if uid is not None:
             self._start_order.append(uid)

@@ -5,6 +5,10 @@
 Waiting groups stand in lines, in the order in which they were added: one line for each state, part and affinity. A
 worker starts those of the lowest rank first. It takes a group whose agent loop rests on another worker only if it has
 no other one, and if that loop can be replayed.
+
+A group whose tool runs is RUNNING, in its worker: `in_calls` counts its trajectories that wait, and others generate in
+their stead. At a stop it is given back like any other, and waits as BEGUN in the next round; the call goes on in that
+worker meanwhile (`extensions/agents/call_runner.py`).
 """
 
 from collections import Counter, deque
@@ -22,7 +26,7 @@ class GroupState(StrEnum):
 
     BEGUN = "begun"  # waits, with what it has generated in earlier rounds
     FRESH = "fresh"  # waits, and has generated nothing
-    RUNNING = "running"  # a lane runs it, some of its trajectories may wait for calls of tools
+    RUNNING = "running"  # a slot runs it, some of its trajectories may wait for calls of tools
 
 
 WAITING = (GroupState.BEGUN, GroupState.FRESH)  # in the order in which they start
@@ -33,7 +37,7 @@ Startable = Mapping[tuple[GroupState, str], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingGroup:
-    """A group that waits for a lane to run it."""
+    """A group that waits for a slot to run it."""
 
     prompt_uid: str
     unfinished: int  # trajectories that are to be generated
@@ -42,7 +46,7 @@ class WaitingGroup:
     oldest_version: int | None = None  # of its tokens
     affinity: int | None = None  # the worker where agent loops of it rest
     is_pinned: bool = False  # some of those can only go on there
-    content: Any = None  # what a lane needs to run it; opaque to core, see `parking.py`
+    content: Any = None  # what a slot needs to run it; opaque to core, see `parking.py`
     ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
     source: str = ""  # see `PromptGroup.source`
 

@@ -6,6 +6,9 @@
                    which groups are trained does not depend on how long they took. Where interrupted ones start
                    again (`discard`), so do those that have ended beyond the prefix: their samples are the shorter ones.
 `drain`            B valid groups, then nothing new starts and everything running is awaited. Unbiased and slow.
+
+A new rule is a name here, a class that is told of starts and ends, and its case in `rule_of` and `trains_as_started`.
+Options, pool and planner take the names from here; the comment of `async_dapo.stop_rule` in the yaml tells users.
 """
 
 from collections import deque

@@ -17,14 +17,16 @@ from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from ..calls import TrajectoryInterrupted, TrajectoryRecorder, array_of, call_id, current_recorder, cut
+from ..calls import call_id
 from ..config.values import ConfigError
 from ..core.journal import name_of
 from ..core.trajectory import BrokenRecord, Trajectory, Turn
 from ..core.turn_phase import TurnPhase, phase_of
 from ..record.plain_values import AGENT_LOOP
+from ..recording import TrajectoryInterrupted, TrajectoryRecorder, current_recorder, cut
 from .engine_requests import EngineRequests
 from .protocol import FOUND
+from .routes import array_of
 
 Decode = Callable[[Sequence[int]], str]
 

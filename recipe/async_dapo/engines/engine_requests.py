@@ -13,13 +13,14 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.workers.rollout.replica import TokenOutput
 
-from ..calls import append_routes, append_tokens
 from ..core.balance import Requested, Returned
 from ..core.trajectory import Timed, Turn
+from ..recording import append_tokens
 from ..runtime.actor_watch import ActorDied
 from ..runtime.aio import Gathered, resolve, run_to_completion
 from ..runtime.reconnect import RECONNECT_S
 from .protocol import ABORTED, ERROR, MORE, UNKNOWN, counts_of, extra_of
+from .routes import append_routes
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,14 @@
-"""Which engines live. The load balancer holds the one list; trainer, clients and weight updates ask there."""
+"""Which engines live. The load balancer holds the one list; trainer, clients and weight updates ask there.
+
+Who notices that an engine died:
+
+    watch        at once: a call that waits in each of its servers fails when that dies
+    tell         a stop, an opening, a sleep, an aborted request: it has not answered in `engine_timeout_s`
+    look_after   it gives no sign of life: asked every half `engine_timeout_s` of a round, and by a client whose request
+                 is lost
+
+A training worker that brings weights in vain ends the engine's servers (`weights/adapter.py`), and `watch` notices.
+"""
 
 import asyncio
 import logging

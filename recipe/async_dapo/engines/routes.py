@@ -1,15 +1,18 @@
-"""The experts that vLLM sent the tokens of a request to, taken from its front end as they arrive.
+"""The experts that vLLM sent the tokens of a request to: taken from its front end as they arrive, and put into the
+record of a turn (`core/routes.py`).
 
 vLLM gives them with the last output of a request, and not where that one joins an output that nobody has read yet, as
 after a stop: they are taken from the list in which it collects them, so that each delivery has those of its tokens.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..core.trajectory import BrokenRecord
+from ..core.routes import Routes
+from ..core.trajectory import BrokenRecord, Turn
 
 
 class RequestRoutes:
@@ -53,3 +56,31 @@ def watch_routes(processor: Any, watch: Callable[[str, RequestRoutes], None]) ->
         watch(state.external_req_id, RequestRoutes(state.routed_experts_chunks))
 
     processor.add_request = add_request
+
+
+def append_routes(turn: Turn, start: int, rows: np.ndarray) -> None:
+    """Add what one request returned.
+
+    Args:
+        start: position in the context of the first row; 0 in what a request returns first.
+        rows: [tokens, layers, top-k], unsigned.
+
+    Raises:
+        BrokenRecord: when there are tokens without routes before it.
+    """
+    new = routes_of(rows)
+    try:
+        turn.routes = (turn.routes or replace(new, blocks=())).joined(start, *new.blocks)
+    except ValueError as error:
+        raise BrokenRecord(str(error)) from error
+
+
+def routes_of(rows: np.ndarray) -> Routes:
+    """Of [tokens, layers, top-k], unsigned."""
+    return Routes(layers=rows.shape[1], top_k=rows.shape[2], itemsize=rows.itemsize, blocks=(rows.tobytes(),))
+
+
+def array_of(routes: Routes) -> np.ndarray:
+    """[tokens, layers, top-k]"""
+    numbers = np.frombuffer(b"".join(routes.blocks), f"u{routes.itemsize}")
+    return numbers.reshape(-1, routes.layers, routes.top_k)

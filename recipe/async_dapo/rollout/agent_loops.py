@@ -7,27 +7,19 @@ once, and a loop with a state of its own outlives the stop, where the copy has `
 import functools
 import platform
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import hydra
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, _agent_loop_registry
 
-from ..calls import RETRY, Policy, RecordedError, TrajectoryRecorder, current_recorder
+from ..calls import RETRY, Policy, RecordedError
 from ..config.values import ConfigError
 from ..core.outcome import TrajectoryFailed
-from ..core.round import GroupEvent
 from ..core.trajectory import Trajectory
+from ..recording import TrajectoryRecorder, current_recorder
 from ..runtime.aio import LimitReached, within
 from ..runtime.containment import contained, value_of
-
-
-class Waits(nullcontext[None]):
-    """A context that is open while a trajectory is in a call."""
-
-    def begin_round(self, tell: Callable[[GroupEvent], None]) -> None:
-        """From now on `tell` is called when it waits, and when it goes on."""
 
 
 class AgentLoopFactory:
@@ -102,9 +94,13 @@ class Calls:
         """Tools as agent loops get them."""
         return tools
 
-    def waits(self) -> Waits:
-        """For a new trajectory."""
-        return Waits()
+    def recorder(self, trajectory: Trajectory, *, prompt_uid: str, attempt: str) -> TrajectoryRecorder:
+        """For a new run of a trajectory's loop.
+
+        Args:
+            attempt: tells its calls from those of an attempt that was thrown away.
+        """
+        return TrajectoryRecorder(trajectory=trajectory, prompt_uid=prompt_uid)
 
     async def run(
         self,
@@ -119,6 +115,13 @@ class Calls:
 
         Raises:
             RecordedError: if the call raised, or took too long.
+        """
+        return await self._value_of(make)
+
+    async def _value_of(self, make: Callable[[], Any]) -> Any:
+        """
+        Raises:
+            RecordedError: from what the call has raised, or from `LimitReached`.
         """
         try:
             return await within(self._limit_s, value_of(make))

@@ -34,17 +34,28 @@ logger = logging.getLogger(__name__)
 
 
 class _OpenRound:
-    """The open round: its groups, and the lanes, workers and trainer that wait for something of it."""
+    """The open round: its groups, and the slots, workers and trainer that wait for something of it."""
 
     def __init__(self, state: Round, *, stops_engines: bool) -> None:
         self.state = state
         self.stops_engines = stops_engines
         self.tickets: dict[str, WaitingGroup] = {}
-        self.in_calls = CountSamples()
+        self._in_calls: CountSamples | None = None  # since a trajectory has waited for a call
         self.stopped = asyncio.Event()
         self.engines_idle: asyncio.Future[float] | None = None
         self.changed = asyncio.Event()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def note_in_calls(self) -> None:
+        """Follow how many trajectories wait for calls."""
+        if self._in_calls is None and self.state.in_calls:
+            self._in_calls = CountSamples()
+        if self._in_calls is not None:
+            self._in_calls.add(time.time(), self.state.in_calls)
+
+    def take_in_calls(self) -> tuple[tuple[float, int], ...]:
+        """In order of time, since this was asked last; nothing where none has waited."""
+        return () if self._in_calls is None else self._in_calls.take(time.time())
 
     async def next_start(self, worker: int) -> None:
         """Wait, in line, until this worker may start a group or nothing more will."""
@@ -60,7 +71,7 @@ class _OpenRound:
             raise
 
     def wake_waiter(self) -> None:
-        """Wake one lane that may start a group. Each that gets one wakes the next: lanes without work sleep on."""
+        """Wake one slot that may start a group. Each that gets one wakes the next: slots without work sleep on."""
         for worker, future in self._waiters:
             if not self.state.may_start:
                 return
@@ -70,7 +81,7 @@ class _OpenRound:
                 return
 
     def notify(self) -> None:
-        """Wake the trainer, and a lane that waits; the event is replaced, so that none misses the next one."""
+        """Wake the trainer, and a slot that waits; the event is replaced, so that none misses the next one."""
         self.changed.set()
         self.changed = asyncio.Event()
         self.wake_waiter()
@@ -124,7 +135,7 @@ class EarlyStoppingCoordinator:
         self._after_change(current)
 
     async def take_group(self, round_id: str, worker: int) -> WaitingGroup | None:
-        """The next group for a lane, as soon as there is one; None once nothing more will start in this round."""
+        """The next group for a slot, as soon as there is one; None once nothing more will start in this round."""
         while (current := self._find(round_id)) is not None and not current.state.is_halted:
             uid = current.state.take(worker)
             if uid is not None:
@@ -140,7 +151,7 @@ class EarlyStoppingCoordinator:
             logger.warning("late report of round %s ignored: %s", round_id, outcome.prompt_uid)
             return
         current.state.report(outcome)
-        current.in_calls.add(time.time(), current.state.in_calls)
+        current.note_in_calls()
         self._tell_cause(outcome)
         self._after_change(current)
 
@@ -153,7 +164,7 @@ class EarlyStoppingCoordinator:
         if current is not None:
             for prompt_uid, event in events:
                 current.state.note(prompt_uid, event)
-            current.in_calls.add(time.time(), current.state.in_calls)
+            current.note_in_calls()
             current.wake_waiter()
 
     async def at_hand(self, round_id: str) -> Mapping[str, AtHand]:
@@ -190,9 +201,7 @@ class EarlyStoppingCoordinator:
         self._round = None
         latency_s = await current.engines_idle if current.engines_idle is not None else 0.0
         current.release()
-        return replace(
-            current.state.close(), stop_latency_s=latency_s, waiting_for_calls=current.in_calls.take(time.time())
-        )
+        return replace(current.state.close(), stop_latency_s=latency_s, waiting_for_calls=current.take_in_calls())
 
     def _new_round(self, spec: RoundSpec) -> Round:
         return Round(spec)

@@ -9,7 +9,6 @@ from typing import cast
 
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..calls import SampledTokens, TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, OnRewardError
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, TrajectoryFailed, Verdict, is_certain, judge_group
@@ -18,6 +17,7 @@ from ..core.trajectory import BrokenRecord, PromptGroup, Trajectory
 from ..core.users_errors import place_of
 from ..engines.engine_requests import EnginesUnavailable
 from ..record.plain_values import NestedTooDeep
+from ..recording import SampledTokens, TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from ..runtime.actor_watch import ActorDied
 from .agent_loops import Calls, Loops
 from .packed_output import PackedOutput
@@ -65,7 +65,7 @@ class GroupRollout:
         loops: of the worker.
         attempt: goes into the ids of calls, where a group starts again in each round.
         options: the recipe's options.
-        validates: every trajectory runs to its end; one that failed is left out, and its siblings go on.
+        validates: every trajectory runs to its end; one that failed is left out, and the others of its group go on.
         tell: is told what happens in a group, by its uid.
     """
 
@@ -129,14 +129,11 @@ class GroupRollout:
 
     def _start(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         for trajectory in group.unfinished:
-            recorder = self._loops.recorder_of(trajectory) or TrajectoryRecorder(
-                trajectory=trajectory,
-                prompt_uid=group.uid,
-                attempt=self._attempt,
-                in_calls=self._calls.waits(),
+            recorder = self._loops.recorder_of(trajectory) or self._calls.recorder(
+                trajectory, prompt_uid=group.uid, attempt=self._attempt
             )
-            recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round)
-            recorder.in_calls.begin_round(functools.partial(self._tell, group.uid))
+            tell = functools.partial(self._tell, group.uid)
+            recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round, tell=tell)
             self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
 
     async def _run_trajectory(self, group: PromptGroup, recorder: TrajectoryRecorder) -> None:

@@ -257,7 +257,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 target_valid_groups=0,
                 carried_valid_groups=0,
                 drains=True,
-                pool_size=self._options.round_size().pool_size(self.capacity) or self._options.lanes_hold,
+                pool_size=self._options.round_size().pool_size(self.capacity) or self._options.slots_hold,
             ),
             [make_group(row, n=n, step=step) for row in rows],
         )

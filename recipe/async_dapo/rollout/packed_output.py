@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..calls import SampledTokens, array_of, routes_of
 from ..config.values import ConfigError
 from ..core.routes import Routes
 from ..core.trajectory import BrokenRecord
+from ..engines.routes import array_of, routes_of
 from ..record.plain_values import AGENT_LOOP, to_plain
+from ..recording import SampledTokens
 
 TIMED = "timed_requests"  # in `extra_fields`: of each of its turns, see `core/trajectory.Timed`
 

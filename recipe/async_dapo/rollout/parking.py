@@ -48,7 +48,7 @@ async def park_all(groups: list[PromptGroup]) -> list[ObjectRef]:
 
 
 class _Parking:
-    """A worker's call that parks groups. The worker owns what it puts: references of the trainer's own cost each lane
+    """A worker's call that parks groups. The worker owns what it puts: references of the trainer's own cost each slot
     that takes a group more than the trainer saves.
     """
 
@@ -104,7 +104,7 @@ def _fetch(place: Any, uid: str) -> Any:
 
 
 def ticket_of(group: PromptGroup) -> WaitingGroup:
-    """What a lane needs to run a group: where it is, or a fresh one itself, if that is small."""
+    """What a slot needs to run a group: where it is, or a fresh one itself, if that is small."""
     park(group)
     place, content = _place_of(group), b""
     if is_fresh := place is None:

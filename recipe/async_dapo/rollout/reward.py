@@ -15,11 +15,11 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 
-from ..calls import TrajectoryRecorder
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ..core.users_errors import ProcessLost, RaisedElsewhere, describe, user_traceback
+from ..recording import TrajectoryRecorder
 from ..runtime.actor_watch import ActorDied
 from ..runtime.reconnect import RECONNECT_S, insist
 from .reward_values import plain_reward

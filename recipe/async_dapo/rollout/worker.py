@@ -1,4 +1,4 @@
-"""Agent loop worker: runs prompt groups in FIFO lanes and gives back what the stop interrupts."""
+"""Agent loop worker: runs prompt groups in FIFO slots and gives back what the stop interrupts."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ WAITING_CALLS = 4  # of `take_group` at once, of a worker: they hide the round t
 
 
 class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
-    """Takes groups from the coordinator as fast as it hands them out; with `rollout_pool_size=null` one lane takes the
+    """Takes groups from the coordinator as fast as it hands them out; with `rollout_pool_size=null` one slot takes the
     next group when its last one has ended. When `run_round` returns, every task of the round is over; calls that
     were interrupted may go on, see `calls.py`, and so may agent loops, see `agent_loops.py`.
 
@@ -113,8 +113,8 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             async with asyncio.TaskGroup() as tasks:
                 watcher = tasks.create_task(self._interrupt_on_stop(spec, rollout), name="early-stop")
                 async with asyncio.TaskGroup() as groups:
-                    for i in range(self._options.lanes_per_worker or WAITING_CALLS):
-                        groups.create_task(self._lane(spec, rollout, unfinished, groups), name=f"lane-{i}")
+                    for i in range(self._options.slots_per_worker or WAITING_CALLS):
+                        groups.create_task(self._slot(spec, rollout, unfinished, groups), name=f"slot-{i}")
                 watcher.cancel()
         except BaseExceptionGroup as errors:
             error = next(leaves(errors))
@@ -156,12 +156,12 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             tell=lambda uid, event: events.add((uid, event)),
         )
 
-    async def _lane(
+    async def _slot(
         self, spec: RoundSpec, rollout: GroupRollout, unfinished: list[PromptGroup], groups: asyncio.TaskGroup
     ) -> None:
         while (ticket := await self._coordinator.take_group.remote(spec.round_id, self._worker)) is not None:
             run = self._run_group(spec, rollout, unfinished, ticket)
-            if self._options.lanes_per_worker is None:
+            if self._options.slots_per_worker is None:
                 groups.create_task(run, name=f"group-{ticket.prompt_uid}")
             else:
                 await run

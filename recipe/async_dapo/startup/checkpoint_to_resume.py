@@ -12,8 +12,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from ..config.checkpoint_options import lasting_options
+from ..config.derived import training_gpus
 from ..config.extensions import declared
-from ..config.options import training_gpus
 from ..config.values import ConfigError, check_each, refused
 from ..record.checkpoint_folder import (
     ANEW,

@@ -8,7 +8,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
-from ..config.options import AsyncDAPOConfig, engine_gpus, gpus_per_engine, training_gpus
+from ..config.derived import engine_gpus, gpus_per_engine, training_gpus
+from ..config.options import AsyncDAPOConfig
 from ..config.values import ImportanceSampling, copied
 from ..core.leases import server_calls
 from .verl_options import MEGATRON_SIZES, TRAINING_ENGINES, VEOMNI_SIZE
@@ -139,7 +140,7 @@ class Run:
     def requests(self) -> int:
         """Requests that workers could wait with at once: a group starts while there is one place for its n [count]."""
         fixed = self.options.fixed_pool_size
-        return self.options.lanes_hold if fixed is None else fixed + self.options.rollout_n - 1
+        return self.options.slots_hold if fixed is None else fixed + self.options.rollout_n - 1
 
     @property
     def server_calls(self) -> int:

@@ -13,8 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
 from verl.workers.config import CriticConfig
 
+from ..config.derived import needs_bypass_loss
 from ..config.extensions import declared
-from ..config.options import AsyncDAPOConfig, needs_bypass_loss
+from ..config.options import AsyncDAPOConfig
 from ..config.values import Rule, check_rules
 from ..core.leases import MAX_PENDING_CALLS
 from .facts import BYPASS, DECOUPLED, FSDP_NODES, MIXTURE, MODELS, MOST_WEIGHT, NONE, Run

@@ -25,11 +25,10 @@ from datasets import Dataset
 from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..calls import REWARD
 from ..config.checkpoint_options import checkpoints_to_keep
 from ..config.extensions import AGENTS
 from ..core.concurrency import ConcurrencyState
-from ..core.journal import Call
+from ..core.journal import REWARD, Call
 from ..core.over_sampling import LengthsEnded, OverSamplingState
 from ..core.pool import CarriedGroup, PoolState
 from ..core.trajectory import PromptGroup, Segment, Trajectory, Turn

@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor
 
-from ..config.options import needs_bypass_loss
+from ..config.derived import needs_bypass_loss
 from ..config.values import ImportanceSampling
 from .metrics import PREFIX
 

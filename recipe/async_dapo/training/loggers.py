@@ -11,7 +11,8 @@ import ray
 from omegaconf import DictConfig
 from verl.utils.tracking import Tracking
 
-from ..config.options import AsyncDAPOConfig, all_gpus, num_engines
+from ..config.derived import all_gpus, num_engines
+from ..config.options import AsyncDAPOConfig
 from ..core.policy_health import PolicyHealth
 from ..record.run_files import last_set_aside, metrics_file, set_aside
 from ..record.run_record import RunDescription

@@ -3,11 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
-from numbers import Real
 from statistics import fmean
 from typing import Any
-
-import numpy as np
 
 from ..core.concurrency import EngineLoad
 from ..core.mix import Mix
@@ -17,8 +14,6 @@ from ..core.staleness import VersionShares
 from ..core.trajectory import RoundCounts
 from ..record.keys import PREFIX, SKIPPED_UPDATE, STALENESS_BUCKETS
 from ..rollout.reports import RoundRecord
-
-VOTES = "pred"  # the field by which verl counts what most answers to a prompt say
 
 
 def round_metrics(
@@ -153,17 +148,3 @@ def _ratio(part: float, whole: float) -> float:
 def update_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """What verl says of a step's updates only in their gradient norm, a mean over them: that it has left one out."""
     return {SKIPPED_UPDATE: float(not math.isfinite(metrics.get("actor/grad_norm", 0.0)))}
-
-
-def fields_to_average(rewards: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """What verl can average of the fields that validation's answers were rewarded with: numbers in every answer that
-    has them; and `pred`, if its values can be counted as votes.
-
-    Args:
-        rewards: field -> its value in each answer; None in those without it.
-    """
-
-    def fits(name: str, value: Any) -> bool:
-        return value is None or isinstance(value, Real | np.bool_) or (name == VOTES and isinstance(value, str))
-
-    return {name: values for name, values in rewards.items() if all(fits(name, value) for value in values)}

@@ -22,8 +22,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
 
 from .. import store
+from ..config.derived import why_log_probs_first
 from ..config.extensions import chosen, declared, load
-from ..config.options import AsyncDAPOConfig, why_log_probs_first
+from ..config.options import AsyncDAPOConfig
 from ..config.values import ImportanceSampling
 from ..core.agreement import NewestTokens, judge
 from . import one_update, row_advantages, row_weights
@@ -31,6 +32,11 @@ from .agreement import newest_tokens
 from .importance_sampling import importance_metrics, importance_sums
 
 logger = logging.getLogger(__name__)
+
+_PASS = "pass of log-probs before the update"
+
+# What verl says where an estimator whitens what it makes, which takes two tokens.
+_TOO_FEW_TOKENS = ("in the mask has to be 1", "sum of the mask is one")
 
 Compute = Callable[[KVBatchMeta], KVBatchMeta]  # a method of verl's trainer, on a batch
 
@@ -68,10 +74,12 @@ class Passes:
         self._has_judged_engines = False
         self._is_one = False  # in this step the update computes pi_prox itself
         mode, has_dropout = options.importance_sampling, one_update.has_dropout(config)
-        self.why_two = why_log_probs_first(config, mode, has_dropout=has_dropout)
+        why = why_log_probs_first(config, mode, has_dropout=has_dropout)
+        self.in_words = f"a {_PASS}: {why}" if why else f"no {_PASS}"
         scored = ImportanceSampling.NONE if mode is ImportanceSampling.BYPASS else mode
         self._can_be_one = why_log_probs_first(config, scored, has_dropout=has_dropout) is None
-        if row_weights.counts_rows(config):
+        self._weighs_rows = row_weights.counts_rows(config)
+        if self._weighs_rows:
             workers.set_loss_fn(row_weights.weighted(one_update.loss_of(config)))
         elif self._can_be_one:
             workers.set_loss_fn(one_update.loss_of(config))
@@ -109,6 +117,15 @@ class Passes:
         Args:
             compute: verl's, which corrects as `rollout_correction` says.
         """
+        try:
+            return self._advantage(batch, step, metrics, compute)
+        except ValueError as error:
+            if not any(text in str(error) for text in _TOO_FEW_TOKENS):
+                raise
+            leave_all_out(batch, step)
+            return batch
+
+    def _advantage(self, batch: KVBatchMeta, step: int, metrics: dict[str, Any], compute: Compute) -> KVBatchMeta:
         if self._correction.bypass_mode or self._is_one:
             with self._bypassing(True):
                 return compute(batch)
@@ -131,9 +148,11 @@ class Passes:
 
     def update(self, batch: KVBatchMeta, step: int, metrics: dict[str, Any], compute: Compute) -> KVBatchMeta:
         """Have the policy updated; the loss is told where it computes pi_prox itself, and what rows weigh."""
-        row_weights.weigh_rows(batch, self._config)
-        if self._is_one:
-            batch.extra_info[one_update.FIELD] = one_update.loss_context(self._config, newest=step - 1)
+        if self._weighs_rows:
+            row_weights.weigh_rows(batch, self._config)
+        if not self._is_one:
+            return compute(batch)
+        batch.extra_info[one_update.FIELD] = one_update.loss_context(self._config, newest=step - 1)
         batch = compute(batch)
         metrics.update(one_update.step_metrics(metrics))
         return batch

@@ -1,7 +1,7 @@
 """Event-driven replay buffer: opens a round, waits for its stop, and hands exactly B valid groups to the trainer."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -17,12 +17,10 @@ from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.ledger import check_batch
 from ..core.outcome import EndedGroups, Verdict
-from ..core.policy_health import Figure, PolicyHealth
 from ..core.pool import PromptPool
 from ..core.round import RoundSpec
 from ..core.staleness import StalenessLimit, VersionShares
 from ..core.trajectory import PromptGroup
-from ..record import keys
 from ..record.keys import PREFIX
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager
@@ -32,20 +30,10 @@ from .metrics import round_metrics
 from .observer import Observer
 from .recorder import recorder_class
 from .source import Loader, Rows, Source
-from .too_few_groups import too_many_batches, too_many_failures, too_many_set_aside
+from .too_few_groups import policy_health, too_many_batches, too_many_failures, too_many_set_aside
 from .tracking import log_concurrency
 
 logger = logging.getLogger(__name__)
-
-
-# What a policy that has collapsed shows beside a lack of valid groups.
-FIGURES = (
-    Figure(key=keys.K3_KL, name="k3 between engines and trainer", grows=100.0),
-    Figure(key="actor/entropy", name="entropy", grows=3.0, shrinks=10.0),
-    Figure(key="actor/grad_norm", name="gradient norm", grows=100.0),
-    Figure(key="response_length/mean", name="mean response", grows=4.0, shrinks=4.0),
-    Figure(key="response_length/clip_ratio", name="share of answers at the limit", grows=10.0),
-)
 
 
 class RoundReplayBuffer(ReplayBuffer):
@@ -60,7 +48,7 @@ class RoundReplayBuffer(ReplayBuffer):
     def __init__(
         self, options: AsyncDAPOConfig, draw: Callable[[int], list[PromptGroup]], data: Rows | None = None
     ) -> None:
-        self._options = options
+        self.options = options
         self.source: Source = Loader(draw, data)
         self.observers: dict[str, Observer] = {}  # by their extensions
         self._manager: AsyncDAPOAgentLoopManager | None = None
@@ -75,7 +63,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self.recorder = recorder_class(options.recorder)()
         self.withheld_tok = 0  # of the batch in training [tokens]
         self.left_out = 0  # trajectories of a validation that failed [count]
-        self.health = PolicyHealth(FIGURES, rejected_share=keys.REJECTED_RATIO, skipped=keys.SKIPPED_UPDATE)
+        self.health = policy_health()
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
             mix=self._mix,
@@ -90,9 +78,9 @@ class RoundReplayBuffer(ReplayBuffer):
         """What an extension has here: a source of prompts, which observes, too, or an observer."""
         one = declared()[name]
         if one.source:
-            self.source = self.observers[name] = load(name, one.source)(self._options, self.source)
+            self.source = self.observers[name] = load(name, one.source)(self.options, self.source)
         elif one.observer:
-            self.observers[name] = load(name, one.observer)(self._options)
+            self.observers[name] = load(name, one.observer)(self.options)
 
     def attach(self, manager: AsyncDAPOAgentLoopManager) -> None:
         self._manager = manager
@@ -137,7 +125,7 @@ class RoundReplayBuffer(ReplayBuffer):
         )
 
     def _make_spec(self, kind: type[S], **of_round: Any) -> S:
-        return self._options.round_spec(
+        return self.options.round_spec(
             kind,
             capacity=self.manager.capacity,
             over_sampling=self._over_sampling,
@@ -173,7 +161,7 @@ class RoundReplayBuffer(ReplayBuffer):
         trained_uids = record.summary.trained_uids
         # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.
         batch = store.batch_of(sorted(trained_uids), partition_id=store.TRAIN)
-        check_batch(batch.keys, trained_uids, groups=self._options.target_valid_groups, n=self._options.rollout_n)
+        check_batch(batch.keys, trained_uids, groups=self.options.target_valid_groups, n=self.options.rollout_n)
         self.withheld_tok = store.withhold(batch, oldest_version=self._staleness.oldest_trainable(global_steps))
         uids = (key.split("_")[0] for key in batch.keys)
         versions = VersionShares.of(batch.tags, step=global_steps, uids=uids)
@@ -188,7 +176,7 @@ class RoundReplayBuffer(ReplayBuffer):
         )
         for observer in self.observers.values():
             metrics |= {PREFIX + name: float(value) for name, value in observer.closed(record, versions).items()}
-        log_concurrency(global_steps, record.balancer, self._options, self._mix, self._round_size)
+        log_concurrency(global_steps, record.balancer, self.options, self._mix, self._round_size)
         self.recorder.round_closed(global_steps, record)
         self.recorder.batch_made(global_steps, batch)
         return batch, metrics
@@ -219,47 +207,12 @@ class RoundReplayBuffer(ReplayBuffer):
         self._over_sampling.restore(state.over_sampling)
         self._round_size.restore(state.ended)
         self._concurrency_state = state.concurrency
-        if other := self.pool.group_sizes - {self._options.rollout_n}:
+        if other := self.pool.group_sizes - {self.options.rollout_n}:
             raise ConfigError(
                 "actor_rollout_ref.rollout.n",
-                self._options.rollout_n,
+                self.options.rollout_n,
                 f"the checkpoint holds groups of {other.pop()}; resume with that, or set trainer.resume_mode=disable",
             )
-
-    def give_up_unfit(self, longest_tok: int) -> None:
-        """Of a checkpoint: give groups up whose trajectories are longer than training takes now, or were scored without
-        the metric that groups are filtered by now: else each resume would end at them. Complete ones are given up, too,
-        where this run keeps none, or has no trajectory go on under another policy.
-        """
-        options, carried = self._options, self.pool.carried_uids
-
-        def is_unfit(outputs: Sequence[store.TrajectoryTag]) -> bool:
-            oldest = min(tag["min_global_steps"] for tag in outputs)
-            newest = max(tag["max_global_steps"] for tag in outputs)
-            is_long = any(tag["seq_len"] > longest_tok for tag in outputs)
-            mixes = options.mixes_versions or options.is_separate  # there turns may differ under any strategy
-            return is_long or (oldest < newest and not mixes)
-
-        unfit = store.groups_with(is_unfit, carried, partition_id=store.TRAIN)
-        if options.draws_again:
-            unfit.update(carried)
-        unfit.update(group.uid for group in self.pool.buffered if not self._fits(group, longest_tok))
-        self.pool.note_unfit(unfit)
-        if unfit:
-            logger.warning(
-                "%d prompt groups of the checkpoint do not fit the options of this run, and are drawn again: responses "
-                "are too long, were scored without algorithm.filter_groups.metric, or were kept by another "
-                "async_dapo.rollout_strategy or stop_rule",
-                len(unfit),
-            )
-
-    def _fits(self, group: PromptGroup, longest_tok: int) -> bool:
-        outputs = [output for trajectory in group.trajectories for output in trajectory.outputs or ()]
-        is_short = all(len(output.prompt_ids) + len(output.response_ids) <= longest_tok for output in outputs)
-        metric = self._options.filter.metric
-        return is_short and all(
-            metric is None or metric in output.rest.extra_fields["reward_extra_info"] for output in outputs
-        )
 
     def _learn(self, record: RoundRecord, versions: VersionShares) -> None:
         """What the next round is sized by."""
@@ -287,7 +240,7 @@ class RoundReplayBuffer(ReplayBuffer):
             ConfigError: where no more may be drawn of a part in this step.
             RuntimeError: where hardly a group of it can be complete, whatever others do.
         """
-        options, ended = self._options, self.manager.ask("count_ended", part)
+        options, ended = self.options, self.manager.ask("count_ended", part)
         if ended.is_hopeless(options.target_valid_groups):
             raise too_many_failures(ended, options)
         if ended.are_hardly_any(options.target_valid_groups):

@@ -12,8 +12,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
+from ..config.derived import num_engines
 from ..config.extensions import chosen, declared, load
-from ..config.options import AsyncDAPOConfig, num_engines
+from ..config.options import AsyncDAPOConfig
 from ..core.leases import server_calls
 from ..data_plane import end_queue, queue_watched
 from ..engines.load_balancer import GlobalLoadBalancer
@@ -81,7 +82,19 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] | None = None)
         succeeded = True
     finally:
         take_down(trainer, router_config, succeeded=succeeded)
-    log_phase(f"the run ends: {trainer.why_ended}")
+    log_phase(f"the run ends: {why_ended(trainer)}")
+
+
+def why_ended(trainer: AsyncDAPOTrainer) -> str:
+    """In words, of a run that has come to its end."""
+    options, total = trainer.config.trainer, trainer.total_training_steps
+    if options.val_only:
+        return "trainer.val_only=True: the run validates, and trains nothing"
+    key = "total_epochs" if options.total_training_steps is None else "total_training_steps"
+    limit = f"trainer.{key}={options[key]}"
+    if trainer.first_step > total:
+        return f"{limit} ends at step {total}, and step {trainer.first_step - 1} is trained; raise it to go on"
+    return f"step {total} of {limit} is trained"
 
 
 def use_idle_cores() -> None:

@@ -2,16 +2,17 @@
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from .. import store
 from ..config.checkpoint_options import lasting_options
-from ..config.options import longest_trained_tok
+from ..config.derived import longest_trained_tok
 from ..config.values import ConfigError
 from ..core.ledger import LedgerError
+from ..core.trajectory import PromptGroup
 from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, absent_ranks, read_complete, read_pool, saving
 from ..record.trained_model import TrainedModel
 from ..runtime.logs import log_phase
@@ -90,7 +91,7 @@ def restore_run(
         ) from error
     log_phase(f"resumed from {folder}: step {step + 1} is next")
     store.forget_all_but(replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
-    replay_buffer.give_up_unfit(longest_trained_tok(config))
+    give_up_unfit(replay_buffer, longest_trained_tok(config))
     then = read_complete(folder).prompts
     if then and then != prompts:
         logger.warning(
@@ -101,3 +102,39 @@ def restore_run(
             then,
         )
     return folder
+
+
+def give_up_unfit(replay_buffer: RoundReplayBuffer, longest_tok: int) -> None:
+    """Of a checkpoint: give groups up whose trajectories are longer than training takes now, or were scored without the
+    metric that groups are filtered by now: else each resume would end at them. Complete ones are given up, too, where
+    this run keeps none, or has no trajectory go on under another policy.
+    """
+    options, pool = replay_buffer.options, replay_buffer.pool
+
+    def is_unfit(outputs: Sequence[store.TrajectoryTag]) -> bool:
+        oldest = min(tag["min_global_steps"] for tag in outputs)
+        newest = max(tag["max_global_steps"] for tag in outputs)
+        is_long = any(tag["seq_len"] > longest_tok for tag in outputs)
+        mixes = options.mixes_versions or options.is_separate  # there turns may differ under any strategy
+        return is_long or (oldest < newest and not mixes)
+
+    def fits(group: PromptGroup) -> bool:
+        outputs = [output for trajectory in group.trajectories for output in trajectory.outputs or ()]
+        is_short = all(len(output.prompt_ids) + len(output.response_ids) <= longest_tok for output in outputs)
+        metric = options.filter.metric
+        return is_short and all(
+            metric is None or metric in output.rest.extra_fields["reward_extra_info"] for output in outputs
+        )
+
+    unfit = store.groups_with(is_unfit, pool.carried_uids, partition_id=store.TRAIN)
+    if options.draws_again:
+        unfit.update(pool.carried_uids)
+    unfit.update(group.uid for group in pool.buffered if not fits(group))
+    pool.note_unfit(unfit)
+    if unfit:
+        logger.warning(
+            "%d prompt groups of the checkpoint do not fit the options of this run, and are drawn again: responses "
+            "are too long, were scored without algorithm.filter_groups.metric, or were kept by another "
+            "async_dapo.rollout_strategy or stop_rule",
+            len(unfit),
+        )

@@ -3,7 +3,23 @@
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import EndedGroups
+from ..core.policy_health import Figure, PolicyHealth
 from ..core.round_parts import ALL
+from ..record import keys
+
+# What a policy that has collapsed shows beside a lack of valid groups.
+FIGURES = (
+    Figure(key=keys.K3_KL, name="k3 between engines and trainer", grows=100.0),
+    Figure(key="actor/entropy", name="entropy", grows=3.0, shrinks=10.0),
+    Figure(key="actor/grad_norm", name="gradient norm", grows=100.0),
+    Figure(key="response_length/mean", name="mean response", grows=4.0, shrinks=4.0),
+    Figure(key="response_length/clip_ratio", name="share of answers at the limit", grows=10.0),
+)
+
+
+def policy_health() -> PolicyHealth:
+    """Of a run that begins, or goes on."""
+    return PolicyHealth(FIGURES, rejected_share=keys.REJECTED_RATIO, skipped=keys.SKIPPED_UPDATE)
 
 
 def too_many_failures(ended: EndedGroups, options: AsyncDAPOConfig) -> RuntimeError:

@@ -49,7 +49,7 @@ def log_concurrency(
     """What may be in flight next, and why."""
     limits: dict[str, int] = {}  # on trajectories in flight in the next round, by option name
     if options.rollout_pool_size is None:
-        limits["max_concurrent_prompts"] = options.lanes_hold
+        limits["max_concurrent_prompts"] = options.slots_hold
     elif options.fixed_pool_size is not None:
         limits["rollout_pool_size"] = options.fixed_pool_size
     elif (bound := size.staleness_bound(mix.over_sampling.valid_share)) is not None:

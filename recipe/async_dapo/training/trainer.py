@@ -9,8 +9,8 @@ Every loop of the system, what it waits for (...), and what unblocks it:
         train, save .................. verl's training workers; a save: tokens that workers are still parking
         update_weights ............... every engine has taken the weights, or is given up
         open_engines ................. every server has opened its gate
-    worker, `max_concurrent_prompts` lanes
-        take_group ................... coordinator: a group is free, or nothing more will start (the lane ends)
+    worker, `max_concurrent_prompts` slots
+        take_group ................... coordinator: a group is free, or nothing more will start (the slot ends)
         run the group ................ its n trajectories, at once:
             agent loop: lease ........ load balancer: another request's release; the stop answers with nothing
             agent loop: generate ..... server: pieces of tokens, the end, or an abort; or its death
@@ -50,13 +50,12 @@ from .. import store
 from ..config.extensions import refused_parameters
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, RolloutStrategy
-from ..core.mini_batches import most_rows
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..record import keys
-from ..record.checkpoint_folder import ANEW, STEP_FOLDER
+from ..record.checkpoint_folder import STEP_FOLDER
 from ..record.trained_model import TrainedModel
-from ..rollout.manager import AsyncDAPOAgentLoopManager, prompt_rows
+from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..runtime.actor_watch import watched
 from ..runtime.interruption import note_step
 from ..runtime.logs import log_phase
@@ -64,19 +63,17 @@ from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from .checkpoints import KeptCheckpoints, prompts_in_words
 from .engine_manager import EngineManager
 from .loggers import extend, keep_metrics_file
-from .metrics import fields_to_average, update_metrics
-from .mini_batches import balance_updates, fixed_micro_batch, updates_of
-from .passes import Passes, leave_all_out
-from .recorder import ValidationAnswers
+from .metrics import update_metrics
+from .mini_batches import StepUpdates, balance_updates, warn_of_shuffle
+from .passes import Passes
 from .replay_buffer import RoundReplayBuffer
 from .run_checkpoints import restore_run, save_run
-from .training_rows import TrainingRows, fresh_groups
+from .training_rows import TrainingRows, next_groups
+from .validation import Validation
 
 logger = logging.getLogger(__name__)
 
 _POLICY_ROLES = {Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.RefPolicy}
-# What verl says where an estimator whitens what it makes, which takes two tokens.
-_TOO_FEW_TOKENS = ("in the mask has to be 1", "sum of the mask is one")
 
 
 @register_trainer("async_dapo")
@@ -88,12 +85,9 @@ class AsyncDAPOTrainer(PPOTrainer):
     _engines_class: type[EngineManager] = EngineManager
     _worker_class: type[AsyncDAPOActorRolloutRefWorker] = AsyncDAPOActorRolloutRefWorker
     _passes_class: type[Passes] = Passes
-    _has_logged_fields = False
-    _first_step = 1  # of this life
+    first_step = 1  # of this life
     _keys: Sequence[str] = ()  # of the step's rows
-    _mini_batch_sizes: list[int] | None = None  # as options have them, of actor and critic
     _on_complete = CheckpointCallback()  # the user's
-    _answered: tuple[list[str], list[str], list[float]] = ([], [], [])  # prompts, answers, scores of a validation
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
@@ -130,19 +124,9 @@ class AsyncDAPOTrainer(PPOTrainer):
         super()._setup()
         self.checkpoint_manager = self._engines = self._manage_engines(self.checkpoint_manager)
         self._engines.choose_wire_type()
-        actor = self.config.actor_rollout_ref.actor
-        if actor.shuffle and actor.ppo_mini_batch_size < self.options.target_valid_groups:
-            logger.warning(
-                "actor_rollout_ref.actor.shuffle=True: training ranks shuffle apart from each other and wait for the "
-                "slowest at each update; set it to False, with which each has equal work"
-            )
+        warn_of_shuffle(self.config)
         self._passes = self._passes_class(self.config, self.options, self.actor_rollout_wg)
-        why_two = self._passes.why_two
-        log_phase(
-            "no pass of log-probs before the update"
-            if why_two is None
-            else f"a pass of log-probs before the update: {why_two}"
-        )
+        log_phase(self._passes.in_words)
 
     def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
         return self._engines_class(verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options)
@@ -197,18 +181,6 @@ class AsyncDAPOTrainer(PPOTrainer):
             self.replay_buffer.end_round()
             agent_loop_manager.end()
 
-    @property
-    def why_ended(self) -> str:
-        """In words, of a run that has come to its end."""
-        trainer, total = self.config.trainer, self.total_training_steps
-        if trainer.val_only:
-            return "trainer.val_only=True: the run validates, and trains nothing"
-        key = "total_epochs" if trainer.total_training_steps is None else "total_training_steps"
-        limit = f"trainer.{key}={trainer[key]}"
-        if self._first_step > total:
-            return f"{limit} ends at step {total}, and step {self._first_step - 1} is trained; raise it to go on"
-        return f"step {total} of {limit} is trained"
-
     def on_init_end(self) -> None:
         self._passes.begin()
         log_phase("first weights to the engines")
@@ -240,7 +212,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         self.replay_buffer.recorder.end_phase()
 
     def on_train_begin(self) -> None:
-        self._first_step = self.global_steps
+        self.first_step = self.global_steps
         log_phase(f"training, step {self.global_steps} of {self.total_training_steps}")
 
     def on_validate_begin(self) -> None:
@@ -250,27 +222,21 @@ class AsyncDAPOTrainer(PPOTrainer):
     def on_validate_end(self) -> None:
         self.replay_buffer.recorder.end_phase()
 
+    @cached_property
+    def _validation(self) -> Validation:
+        return Validation()
+
     def _maybe_log_val_generations(self, inputs: list[str], outputs: list[str], scores: list[float]) -> None:
         """verl gives the answers here, and their prompts' ids and data sources to what follows."""
         super()._maybe_log_val_generations(inputs, outputs, scores)
-        self._answered = inputs, outputs, scores
+        self._validation.answered = inputs, outputs, scores
 
     def _val_metrics_update(
         self, data_sources: list[Any], sample_uids: list[str], rewards: dict[str, list[Any]], *args: Any, **kwargs: Any
     ) -> dict[str, float]:
-        """Drop reward fields that are not numbers: verl would crash averaging them. An answer that failed is wrong for
-        the mean of `acc` only; other means over all answers leave its prompt out. So report also how many failed.
-        """
-        (prompts, texts, scores), self._answered = self._answered, ([], [], [])
-        answers = ValidationAnswers(
-            uids=sample_uids, sources=[*map(str, data_sources)], prompts=prompts, texts=texts, scores=scores
-        )
-        self.replay_buffer.recorder.validated(answers)
-        averaged = fields_to_average(rewards)
-        left_out = sorted(rewards.keys() - averaged.keys())
-        if left_out and not self._has_logged_fields:
-            self._has_logged_fields = True
-            logger.info("validation has no mean of the reward's fields %s: not all their values are numbers", left_out)
+        """A failed answer is wrong for the mean of `acc` only; other means leave its prompt out. So count them."""
+        self.replay_buffer.recorder.validated(self._validation.take_answers(sample_uids, data_sources))
+        averaged = self._validation.averaged(rewards)
         metrics = super()._val_metrics_update(data_sources, sample_uids, averaged, *args, **kwargs)
         failed, self.replay_buffer.left_out = self.replay_buffer.left_out, 0
         return metrics | {keys.VALIDATION_FAILED: failed}
@@ -284,35 +250,16 @@ class AsyncDAPOTrainer(PPOTrainer):
         return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """verl counts rows, and would make more updates of a step whose trajectories have several. As many updates are
-        made as options say, each of as many whole trajectories, and padded to the rows of the largest.
-        """
-        n, groups = self.config.actor_rollout_ref.rollout.n, len({key.split("_")[0] for key in self._keys})
-        models = self._trained_models
-        if self._mini_batch_sizes is None:
-            self._mini_batch_sizes = [model.ppo_mini_batch_size for model in models]
-        sizes, padded_rows = self._mini_batch_sizes, 1
-        if len(self._keys) > groups * n:
-            updates = [max(1, groups // size) for size in sizes]
-            micro_batch = fixed_micro_batch(self.config, has_ref=self.use_reference_policy)
-            # Of so many rows, or their multiple, each rank has as many, in whole micro batches.
-            finest, shared = math.lcm(*updates), math.lcm(n, dp_size * micro_batch)
-            rows = -(-most_rows(self._keys, finest) // shared) * shared
-            sizes, padded_rows = [rows * finest // own // n for own in updates], rows * finest
-        for model, size in zip(models, sizes, strict=True):
-            model.ppo_mini_batch_size = size
+        """As many updates are made as options say, however many rows there are; verl reads the sizes that fit."""
+        padded_rows = self._step_updates.fit(self._keys, dp_size, has_ref=self.use_reference_policy)
         return math.lcm(super()._get_required_batch_multiple(dp_size), padded_rows)
 
-    @property
-    def _trained_models(self) -> list[DictConfig]:
-        return [self.config.actor_rollout_ref.actor, *([self.config.critic] if self.use_critic else [])]
+    @cached_property
+    def _step_updates(self) -> StepUpdates:
+        return StepUpdates(self.config, has_critic=self.use_critic)
 
     def _updates(self, count: int, *, of_policy: bool = False) -> list[list[int]]:
-        """The rows of each update of a batch of so many rows; of a critic if it has more, unless the policy's are asked
-        for.
-        """
-        models = self._trained_models[:1] if of_policy else self._trained_models
-        return updates_of(count, models, n=self.config.actor_rollout_ref.rollout.n, ranks=self._training_ranks)
+        return self._step_updates.rows(count, ranks=self._training_ranks, of_policy=of_policy)
 
     @property
     def _training_ranks(self) -> int:
@@ -326,12 +273,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Behind it no token is taken out of the loss any more: the number that it is divided by is settled here."""
         compute = partial(super()._compute_advantage, metrics=metrics)
-        try:
-            batch = self._passes.advantage(batch, self.global_steps, metrics, compute)
-        except ValueError as error:
-            if not any(text in str(error) for text in _TOO_FEW_TOKENS):
-                raise
-            leave_all_out(batch, self.global_steps)
+        batch = self._passes.advantage(batch, self.global_steps, metrics, compute)
         if self.replay_buffer.withheld_tok or self.config.algorithm.rollout_correction.rollout_rs is not None:
             store.leave_rejected_out(batch, self._updates(len(batch)))
         return batch
@@ -343,17 +285,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         return batch
 
     def _draw(self, count: int) -> list[PromptGroup]:
-        """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""
-        try:
-            rows = [row for _ in range(count) for row in prompt_rows(self._fetch_one_gen_batch())]
-        except StopIteration:  # of a loader that is told to begin behind its end
-            raise ConfigError(
-                "data.train_files",
-                self.config.data.train_files,
-                f"{len(self.train_dataset):,} prompts are fewer than the checkpoint's run had drawn; resume with its "
-                f"data, or {ANEW}",
-            ) from None
-        return fresh_groups(self, rows)
+        return next_groups(self, count)
 
     def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
         """Nothing is in flight between rounds: what a checkpoint held is in the pool."""

@@ -1,7 +1,7 @@
-"""One rollout round in virtual time: the production round, lanes and stop rule, driven as the shells drive them.
+"""One rollout round in virtual time: the production round, slots and stop rule, driven as the shells drive them.
 
-coordinator.py    take_group, report_completion, stop -> `_fill_lanes`, `on_end`, `_stop`
-worker.py         lanes, one group per lane           -> `_fill_lanes`
+coordinator.py    take_group, report_completion, stop -> `_fill_slots`, `on_end`, `_stop`
+worker.py         slots, one group per slot           -> `_fill_slots`
 group_rollout.py  trajectories, reward, verdict       -> `group_simulation.py`
 load_balancer.py  leases, engines                     -> `fleet.py`
 replay_buffer.py  waits for the stop, draws prompts   -> `_act`
@@ -87,7 +87,7 @@ class RoundSimulation:
             listener=self,
         )
         self._groups: dict[str, PromptGroup] = {}  # waiting
-        self._free_lanes = [options.lanes_per_worker or UNBOUNDED] * options.num_workers
+        self._free_slots = [options.slots_per_worker or UNBOUNDED] * options.num_workers
         self._worker_of: dict[str, int] = {}
         self._unfinished: list[PromptGroup] = []
         self._is_stopped = False
@@ -182,11 +182,11 @@ class RoundSimulation:
     # ---- the coordinator and the workers ----
 
     def _after_change(self) -> None:
-        self._fill_lanes()
+        self._fill_slots()
         if not self._habits.poll_s:
             self._act()
 
-    def _fill_lanes(self) -> None:
+    def _fill_slots(self) -> None:
         """A group that starts may make room at once; the loop that started it sees that, and nothing is nested."""
         if self._is_filling:
             return
@@ -194,10 +194,10 @@ class RoundSimulation:
         started = True
         while started and self._round.num_waiting:
             started = False
-            for worker, free in enumerate(self._free_lanes):
+            for worker, free in enumerate(self._free_slots):
                 if free and (uid := self._round.take(worker)) is not None:
                     started = True
-                    self._free_lanes[worker] -= 1
+                    self._free_slots[worker] -= 1
                     self._worker_of[uid] = worker
                     self._running.start(self._groups.pop(uid))
         self._is_filling = False
@@ -205,13 +205,13 @@ class RoundSimulation:
     def on_event(self, uid: str, event: GroupEvent) -> None:
         self._round.note(uid, event)
         if self._round.may_start:
-            self._fill_lanes()
+            self._fill_slots()
 
     def on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
         if outcome.verdict is Verdict.VALID:
             self._on_valid(group)
         self._filtered += outcome.verdict is Verdict.FILTERED
-        self._free_lanes[self._worker_of.pop(group.uid)] += 1
+        self._free_slots[self._worker_of.pop(group.uid)] += 1
         self._round.report(outcome)
         self._after_change()
 

@@ -65,7 +65,7 @@ class TrainingRun:
     def first_pool_size(self) -> int:
         """Trajectories that the first round may have unfinished at once."""
         spec = self._spec()
-        return min((most for most in (spec.pool_size, spec.most_unfinished) if most), default=self.options.lanes_hold)
+        return min((most for most in (spec.pool_size, spec.most_unfinished) if most), default=self.options.slots_hold)
 
     @property
     def natural_len_tok(self) -> float:

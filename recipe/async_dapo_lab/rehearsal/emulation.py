@@ -123,9 +123,9 @@ def _script_rewards(config: DictConfig) -> None:
 
 
 def _share_workers(config: DictConfig, options: RehearsalOptions) -> None:
-    """Fewer processes with as many lanes together."""
+    """Fewer processes with as many slots together."""
     agent = config.actor_rollout_ref.rollout.agent
     workers = min(agent.num_workers, options.workers)
-    lanes = config.async_dapo.max_concurrent_prompts * agent.num_workers
-    config.async_dapo.max_concurrent_prompts = -(-lanes // workers)
+    slots = config.async_dapo.max_concurrent_prompts * agent.num_workers
+    config.async_dapo.max_concurrent_prompts = -(-slots // workers)
     agent.num_workers = workers

@@ -11,8 +11,8 @@ from typing import Any, cast
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from ...async_dapo.config.derived import training_gpus, updates_of
 from ...async_dapo.config.extensions import chosen, declared, not_in_copy
-from ...async_dapo.config.options import training_gpus, updates_of
 from ...async_dapo.config.values import (
     ConfigError,
     Count,

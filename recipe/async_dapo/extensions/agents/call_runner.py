@@ -13,16 +13,18 @@ import msgspec
 from ray.exceptions import ObjectLostError, RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ...calls import RETRY, REWARD, Policy, RecordedError, TrajectoryRecorder, current_recorder, running_call_id
-from ...config.values import ConfigError
-from ...core.journal import Call, WhenUnknown
+from ...calls import RETRY, Policy, RecordedError, WhenUnknown, running_call_id
+from ...core.journal import REWARD, Call
 from ...core.outcome import Cause, KnownPlaces, TrajectoryFailed
+from ...core.trajectory import Trajectory
 from ...core.users_errors import describe, user_traceback
 from ...record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to_plain
+from ...recording import TrajectoryRecorder, current_recorder
 from ...rollout.agent_loops import Calls
 from ...runtime.actor_watch import ActorDied
 from ...runtime.aio import LimitReached, on_thread, within
 from ...runtime.containment import value_of
+from .call_recorder import CallRecorder
 from .in_calls import InCalls
 from .tools import drop_live, recorded_tools
 
@@ -58,6 +60,7 @@ class CallRunner(Calls):
         carries: bool = True,
         cut: Callable[[str], str] = str,
     ) -> None:
+        super().__init__(timeout_s)
         self._timeout_s = timeout_s
         self._short_s = short_s
         self._limit_bytes = journal_limit_bytes
@@ -71,10 +74,13 @@ class CallRunner(Calls):
     def wrap(self, tools: list[Any]) -> list[Any]:
         return recorded_tools(tools, timeout_s=self._timeout_s)
 
-    def waits(self) -> InCalls:
-        return InCalls(self._short_s)
+    def recorder(self, trajectory: Trajectory, *, prompt_uid: str, attempt: str) -> CallRecorder:
+        return CallRecorder(
+            trajectory=trajectory, prompt_uid=prompt_uid, attempt=attempt, in_calls=InCalls(self._short_s)
+        )
 
     def drop_live(self, outputs: Sequence[AgentLoopOutput], recorder: TrajectoryRecorder) -> None:
+        assert isinstance(recorder, CallRecorder)
         drop_live(outputs, recorder)
 
     async def run(
@@ -87,6 +93,7 @@ class CallRunner(Calls):
         policy: Policy = RETRY,
     ) -> Any:
         """The call's result: the recorded one, that of the call while it runs on, or that of a new call."""
+        assert isinstance(recorder, CallRecorder)
         if recorder.rests and recorder.kept_loop is not None:
             await recorder.kept_loop.next_round()
         try:
@@ -128,6 +135,7 @@ class CallRunner(Calls):
         and is answered from there if the loop comes to the same responses again. An error is raised as it is, and
         never recorded.
         """
+        assert isinstance(recorder, CallRecorder)
         calls = recorder.trajectory.calls
         if any(call.name == REWARD for call in calls.values()):
             call = calls.get(recorder.score_id(responses))
@@ -148,20 +156,20 @@ class CallRunner(Calls):
                 scoring.cancel()
             raise
 
-    def carry(self, recorder: TrajectoryRecorder) -> None:
+    def carry(self, recorder: CallRecorder) -> None:
         """The calls of a trajectory that is interrupted go on; where it is continued they can be waited for."""
         for call, task in recorder.open_calls.values():
             if call.pending is None and not task.done():
                 self._carry(recorder, call, task)
 
-    def _carry(self, recorder: TrajectoryRecorder, call: Call, task: asyncio.Task[bytes]) -> None:
+    def _carry(self, recorder: CallRecorder, call: Call, task: asyncio.Task[bytes]) -> None:
         recorder.counts.calls_carried += 1
         self._promised[call.call_id] = task
         call.pending = self._promise(call.call_id)
 
-    def _owned(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _owned(self, work: Coroutine[Any, Any, T], context: contextvars.Context | None = None) -> asyncio.Task[T]:
         """In a task that no stop ends."""
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(work, context=context)
         self._running.add(task)
         task.add_done_callback(self._forget)
         return task
@@ -172,9 +180,7 @@ class CallRunner(Calls):
         await asyncio.wait([task])
         return None if task.cancelled() or task.exception() is not None else task.result()
 
-    async def _obtain(
-        self, recorder: TrajectoryRecorder, call: Call, work: Work, *, is_new: bool, policy: Policy
-    ) -> Call:
+    async def _obtain(self, recorder: CallRecorder, call: Call, work: Work, *, is_new: bool, policy: Policy) -> Call:
         """Bring a call that has no result yet to its result. Returns it as the record has it by then."""
         if call.pending is not None:
             result = await _arrived(call)
@@ -190,7 +196,7 @@ class CallRunner(Calls):
             await self._make(recorder, call, work(call))
         return call
 
-    async def _in_record(self, recorder: TrajectoryRecorder, call: Call) -> Call:
+    async def _in_record(self, recorder: CallRecorder, call: Call) -> Call:
         """The same call after a wait. Rounds may have ended and begun meanwhile, and a kept loop outlives them: the
         record that comes back to it has another object for the call.
         """
@@ -198,7 +204,7 @@ class CallRunner(Calls):
             await recorder.kept_loop.next_round()
         return recorder.trajectory.calls[call.call_id]
 
-    async def _check_goes_on(self, recorder: TrajectoryRecorder, call: Call, *, is_new: bool) -> None:
+    async def _check_goes_on(self, recorder: CallRecorder, call: Call, *, is_new: bool) -> None:
         """No call begins after the stop. Its error may end the loop, so requests of other tasks come back before it."""
         if recorder.rests:
             if is_new:
@@ -206,14 +212,12 @@ class CallRunner(Calls):
             await recorder.all_back()
             raise asyncio.CancelledError("stopped before a call")
 
-    async def _make(self, recorder: TrajectoryRecorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
+    async def _make(self, recorder: CallRecorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
         recorder.counts.calls_made += 1
         context = contextvars.copy_context()
         context.run(current_recorder.set, None)
         context.run(running_call_id.set, call.call_id)
-        task = asyncio.create_task(work, name=f"call {call.call_id}", context=context)
-        self._running.add(task)
-        task.add_done_callback(self._forget)
+        task = self._owned(work, context)
         recorder.open_calls[call.call_id] = (call, task)
         try:
             await asyncio.shield(task)
@@ -232,22 +236,19 @@ class CallRunner(Calls):
         error: str | None = None
         value: Any = None
         try:
-            value = await within(self._timeout_s, value_of(make))
-        except ConfigError:
-            raise
+            value = await self._value_of(make)
         except TrajectoryFailed as failed:
             return _written_given_up(call, failed.reason, failed.cause)
-        except LimitReached:
-            error = f"no answer within {self._timeout_s} s"
-            self._tell(call, Cause(error))
-        except Exception as raised:  # a tool may raise anything: that is its answer
-            error = self._cut(str(raised))
-            self._tell(call, Cause(describe(raised), user_traceback(raised)))
+        except RecordedError as failed:
+            raised, error = failed.__cause__, str(failed)
+            if raised is None or isinstance(raised, LimitReached):
+                self._tell(call, Cause(error))
+            else:
+                error = self._cut(error)
+                self._tell(call, Cause(describe(raised), user_traceback(raised)))
         return _written(call, error, value, seconds=time.monotonic() - started_s)
 
-    async def _found_out(
-        self, recorder: TrajectoryRecorder, call: Call, policy: Policy, *, is_new: bool
-    ) -> bytes | None:
+    async def _found_out(self, recorder: CallRecorder, call: Call, policy: Policy, *, is_new: bool) -> bytes | None:
         """What a call came to that may have happened; None if it is to be made.
 
         Raises:

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Callable
 
 from ...core.round import GroupEvent
-from ...rollout.agent_loops import Waits
 
 
-class InCalls(Waits):
+class InCalls:
     """Whether a trajectory is in a call, and so leaves its place among those that generate to another. A context
     that is open while a call is under way; those of one trajectory may overlap, and outlive the round.
 
@@ -16,7 +15,6 @@ class InCalls(Waits):
     """
 
     def __init__(self, short_s: float) -> None:
-        super().__init__()
         self._short_s = short_s
         self._tell: Callable[[GroupEvent], None] = lambda event: None
         self._open = 0

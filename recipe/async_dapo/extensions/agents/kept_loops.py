@@ -20,9 +20,9 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from ...calls import TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from ...core.outcome import Cause, TrajectoryFailed
 from ...core.trajectory import Suspension, Trajectory
+from ...recording import TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from ...rollout.agent_loops import Loops, run_loop
 from ...runtime.aio import run_to_completion
 

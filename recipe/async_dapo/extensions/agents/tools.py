@@ -15,13 +15,15 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from ...calls import Policy, TrajectoryRecorder, current_recorder, make_recorded
+from ...calls import Policy, make_recorded
 from ...config.values import ConfigError
 from ...core.outcome import Cause, TrajectoryFailed
 from ...record.plain_values import AGENT_LOOP, to_plain
+from ...recording import current_recorder
 from ...rollout.codec import PROMPTS_ONLY
 from ...runtime.aio import LimitReached, on_thread, within
 from ...runtime.containment import value_of
+from .call_recorder import CallRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -151,8 +153,7 @@ class RecordedTool(BaseTool):
         self, instance_id: str, parameters: dict[str, Any], *, agent_data: Any = None, **kwargs: Any
     ) -> tuple[ToolResponse, float, dict]:
         """What the tool leaves in `agent_data.extra_fields`, verl's place for it, is a part of its answer."""
-        recorder = current_recorder.get()
-        shared = SharedFields({}) if agent_data is None else SharedFields.of(agent_data.extra_fields, recorder)
+        shared = SharedFields({}) if agent_data is None else SharedFields.of(agent_data.extra_fields)
         is_made_here = False
 
         async def make(own_id: str) -> list[Any]:
@@ -257,9 +258,13 @@ class SharedFields:
     _left_at: dict[str, int] = field(default_factory=dict)  # the number of the end that has changed a field last
 
     @classmethod
-    def of(cls, fields: dict[str, Any], recorder: TrajectoryRecorder | None) -> "SharedFields":
+    def of(cls, fields: dict[str, Any]) -> "SharedFields":
         """The same for all calls of a run that share these fields."""
-        return cls(fields) if recorder is None else recorder.shared_fields.setdefault(id(fields), cls(fields))
+        recorder = current_recorder.get()
+        if not isinstance(recorder, CallRecorder):
+            return cls(fields)
+        shared: SharedFields = recorder.shared_fields.setdefault(id(fields), cls(fields))
+        return shared
 
     def encoded(self) -> dict[str, bytes | None]:
         """None for a value that no record can hold."""
@@ -291,7 +296,7 @@ class SharedFields:
                 self.fields[name] = changed[name]
 
 
-def drop_live(outputs: Iterable[AgentLoopOutput], recorder: TrajectoryRecorder) -> None:
+def drop_live(outputs: Iterable[AgentLoopOutput], recorder: CallRecorder) -> None:
     """Leave out what tools have been told of that no record can hold."""
     names = {name for shared in recorder.shared_fields.values() for name in shared.live}
     for output in outputs:

@@ -11,8 +11,8 @@ from omegaconf import DictConfig
 from ...calls import running_call_id
 from ...config.options import AsyncDAPOConfig
 from ...config.values import ConfigError, check_choice, check_each
+from ...core.users_errors import shortened, shown_name, user_frames
 from ...record.plain_values import AGENT_LOOP, to_plain
-from ...rollout.reward_process import shortened, shown_name, user_frames
 from ...runtime.aio import LimitReached, on_thread, within
 from ...runtime.containment import contained, value_of
 from ...startup.preflight import NOT_TRIED, Check, Seen

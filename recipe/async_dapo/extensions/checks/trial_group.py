@@ -10,9 +10,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from ...calls import SampledTokens, TrajectoryRecorder, append_tokens
 from ...config.options import AsyncDAPOConfig
 from ...core.trajectory import PromptGroup, Trajectory
+from ...recording import SampledTokens, TrajectoryRecorder, append_tokens
 from ...rollout.agent_loops import Calls
 from ...rollout.manager import make_group
 from ...rollout.packed_output import PackedOutput

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from ...calls import current_recorder
 from ...core.outcome import Cause, KnownPlaces, TrajectoryFailed
+from ...recording import current_recorder
 from .agent_host import AgentHost, passed_on
 from .options import AgentOptions
 from .reading import ReplyReader, parser_of

@@ -24,10 +24,11 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from ...calls import current_recorder, make_recorded, prompt_digest
+from ...calls import make_recorded
 from ...config.values import ConfigError
 from ...core.outcome import Cause, TrajectoryFailed
 from ...core.trajectory import BrokenRecord
+from ...recording import current_recorder, prompt_digest
 from .conversation import Answer, Conversation, Row
 from .messages import CONTEXT_FULL, Message, Refused, Reply, Request
 from .reading import ReplyReader, schema_of
@@ -82,7 +83,7 @@ class Session:
     ) -> None:
         self._loop, self._params, self._reader, self._max_turns = loop, sampling_params, reader, max_turns
         self._ignored = ignored
-        self._recorder = current_recorder.get()
+        self._recorder: Any = current_recorder.get()  # a `CallRecorder` of extensions/agents
         self._context = contextvars.copy_context()  # of the loop: the engines' client finds the record in it
         self._request_id = uuid4().hex
         self.conversation = Conversation(

@@ -14,8 +14,8 @@ With such a connector vLLM frees the blocks of a preempted request a step later 
 default on GPUs. A full cache then preempts most of the running requests in one step, one after the other. So engines
 schedule synchronously here.
 
-A stop aborts all requests at once. What is aborted while others go on, as the siblings of a trajectory that failed, is
-not wanted any more, and is not copied.
+A stop aborts all requests at once. What is aborted while others go on, as the rest of a group of which a trajectory has
+failed, is not wanted any more, and is not copied.
 
 Host memory then needs room for what is interrupted at once, and what ended in between is thrown away first. A block
 that had no room, or whose engine died, is prefilled again, under the new weights. Hashes are those of vLLM's prefix

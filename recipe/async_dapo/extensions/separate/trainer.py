@@ -16,7 +16,8 @@ from verl.checkpoint_engine import CheckpointEngineManager
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from ... import store
-from ...config.options import AsyncDAPOConfig, engine_gpus
+from ...config.derived import engine_gpus
+from ...config.options import AsyncDAPOConfig
 from ...rollout.coordinator import RoundEvent
 from ...rollout.reports import RoundRecord
 from ...runtime.logs import log_phase
@@ -106,7 +107,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
             round_id=f"from-step-{self._opened_at}",
             carried_valid_groups=len(carried),
             step=step,
-            max_staleness=self._options.max_staleness,
+            max_staleness=self.options.max_staleness,
             carried=carried,
             most_begun=self._over_sampling.valid_to_hold,
         )

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from recipe.async_dapo.calls import TrajectoryRecorder, append_tokens, prompt_digest, recorded, unknown_calls
+from recipe.async_dapo.calls import recorded, unknown_calls
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.extensions.agents import kept_loops
 from recipe.async_dapo.record.plain_values import MAX_DEPTH
+from recipe.async_dapo.recording import TrajectoryRecorder, append_tokens, prompt_digest
 
 from ....support.rollout_world import Loop, N, finished, group, outcome_of, recorder, rollout, stopped_at
 from ....support.simulation import now_s, settle

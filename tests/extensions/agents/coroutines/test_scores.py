@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-from recipe.async_dapo.calls import TrajectoryRecorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.extensions.agents.call_runner import CallRunner
 from recipe.async_dapo.rollout.reward import RewardScorer
@@ -16,7 +15,7 @@ from ....support.simulation import now_s
 
 async def interrupted(scoring: RewardScorer, trajectory: Trajectory, runner: CallRunner) -> None:
     """A stop comes while the response [2] is being scored."""
-    recorder = TrajectoryRecorder(trajectory=trajectory)
+    recorder = runner.recorder(trajectory, prompt_uid="", attempt="")
     recorder.begin_round(trajectory, runner=runner, limit_tok=None)
     task = asyncio.create_task(scoring.score([output()], {}, recorder))
     await asyncio.sleep(1.0)
@@ -28,7 +27,7 @@ async def interrupted(scoring: RewardScorer, trajectory: Trajectory, runner: Cal
 
 
 async def scored_later(scoring: RewardScorer, trajectory: Trajectory, runner: Any, responses: list[int]) -> Any:
-    recorder, scored = TrajectoryRecorder(trajectory=trajectory), output()
+    recorder, scored = runner.recorder(trajectory, prompt_uid="", attempt=""), output()
     recorder.begin_round(trajectory, runner=runner, limit_tok=None)
     scored.response_ids = responses
     await scoring.score([scored], {}, recorder)

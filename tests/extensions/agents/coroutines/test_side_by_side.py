@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from recipe.async_dapo.calls import call_id, prompt_digest, recorded
+from recipe.async_dapo.calls import call_id, recorded
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.extensions.agents.kept_loops import KeptLoops
+from recipe.async_dapo.recording import prompt_digest
 
 from ....support.client_world import llm_client
 from ....support.fakes import FakeHandle, ScriptedServer, token_at

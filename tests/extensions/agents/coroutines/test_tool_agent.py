@@ -19,17 +19,11 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 from examples.agent_loop.checked_answer import CheckedAnswer
 from examples.agent_loop.dialogue import Dialogue
 from examples.agent_loop.guessing import Guessing
-from recipe.async_dapo.calls import (
-    SampledTokens,
-    TrajectoryInterrupted,
-    TrajectoryRecorder,
-    call_id,
-    current_recorder,
-    recorded,
-)
+from recipe.async_dapo.calls import call_id, recorded
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.extensions.agents.call_runner import CallRunner
 from recipe.async_dapo.extensions.agents.tools import recorded_tools
+from recipe.async_dapo.recording import SampledTokens, TrajectoryInterrupted, current_recorder
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
@@ -138,7 +132,8 @@ def agent_loop(loop_class: type[AgentLoopBase], client: Any, till: Till) -> Agen
 
 async def run(it: World, loop_class: type[AgentLoopBase], till: Till, runner: CallRunner) -> AgentLoopOutput:
     """Run the trajectory's agent loop from its start, as every round does."""
-    it.recorder = TrajectoryRecorder(trajectory=it.trajectory, prompt_uid="group", runner=runner)
+    it.recorder = runner.recorder(it.trajectory, prompt_uid="group", attempt="")
+    it.recorder.runner = runner
     current_recorder.set(it.recorder)
     return await agent_loop(loop_class, it.client, till).run(
         {"logprobs": True}, raw_prompt=[{"role": "user", "content": "47+4*03"}], uid="group", session_id=0

@@ -9,11 +9,11 @@ import anthropic
 import openai
 import pytest
 
-from recipe.async_dapo.calls import current_recorder
 from recipe.async_dapo.core.outcome import KnownPlaces
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.extensions.gateway import anthropic_messages, chat, responses, server
 from recipe.async_dapo.extensions.gateway.session import Session
+from recipe.async_dapo.recording import current_recorder
 
 from ..support.played import openai_client, play
 from ..support.world import QUESTION, texts

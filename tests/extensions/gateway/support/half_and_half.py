@@ -11,8 +11,8 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from examples.agent_loop.dialogue import Dialogue
-from recipe.async_dapo.calls import current_recorder
 from recipe.async_dapo.extensions.gateway.black_box import BlackBoxAgent
+from recipe.async_dapo.recording import current_recorder
 
 from .agents import CHECK, TURNS
 

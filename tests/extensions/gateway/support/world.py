@@ -220,7 +220,7 @@ class Life:
         outcome = await task
         counts = running.take_report().counts
         self.diverged_tok += counts.diverged_tok
-        for name, count in counts.of_loops.items():
+        for name, count in counts.of_extensions.items():
             self.counted[name] += count
         self.server.global_steps += 1
         return outcome

@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 from verl.experimental.agent_loop import AgentLoopWorker
 
-from recipe.async_dapo.calls import prompt_digest
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.extensions.pictures.codec import PictureCodec
+from recipe.async_dapo.recording import prompt_digest
 from recipe.async_dapo.rollout import worker
 from recipe.async_dapo.rollout.codec import check_shown, codec
 from recipe.async_dapo.rollout.manager import make_group
