@@ -3,6 +3,7 @@
 import asyncio
 import math
 from array import array
+from collections.abc import Iterator
 from contextvars import copy_context
 
 import pytest
@@ -10,11 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Trajectory
-from recipe.async_dapo.extensions.agents.call_recorder import CallRecorder, call_digest
+from recipe.async_dapo.extensions.agents.call_recorder import CallRecorder, _own_turns, call_digest
 from recipe.async_dapo.recording import append_tokens
 
 from ....core.test_recording import take_turn
 from ....support.rollout_world import call_runner
+
+
+@pytest.fixture(autouse=True)
+def turns_of_no_task_are_forgotten() -> Iterator[None]:
+    """These tests begin turns outside of a task: all that runs later in this process would see them as its own."""
+    before = _own_turns.set(0)
+    yield
+    _own_turns.reset(before)
 
 
 def recorder(trajectory: Trajectory) -> CallRecorder:
