@@ -196,7 +196,7 @@ class InspectedTrainer(AsyncDAPOTrainer):
         victim = {"server": server, "core": core, "exception": core, "rank": ranks[-1] if ranks else None}[part]
         assert victim is not None, "an engine of one rank computes in its core"
         self._dead += [server.pid, core.pid, *(rank.pid for rank in ranks)]
-        note(step=self.global_steps, killed=part, engine=engine, at=time.time())
+        note(step=self.global_steps, killed=part, engine=engine)
         os.kill(victim.pid, signal.SIGUSR1 if part == "exception" else signal.SIGKILL)
 
     def _await_requests(self) -> None:
