@@ -14,7 +14,7 @@ from recipe.async_dapo.record.keys import FRESH_K3_KL
 from ....support.harness import ROOT, Run, ledger_closes, overrides_of, temporary_folder_of, train
 from ..support.half_and_half import DIARY, FOLDER_OF_A_LIFE
 
-STEPS, KILLED_STEP = 4, 3
+STEPS, KILLED_STEP = 3, 2
 PROMPTS_PER_STEP = 4
 K3_NATS = 1e-6
 END_S = 60.0
@@ -33,7 +33,6 @@ OVERRIDES = (
     "async_dapo.over_sampling_batch_size=16",
     "async_dapo.rollout_pool_size=128",
     "actor_rollout_ref.rollout.agent.default_agent_loop=half_and_half",
-    "actor_rollout_ref.rollout.agent.num_workers=2",
 )
 
 
