@@ -69,6 +69,10 @@ async def on_thread(function: Callable[..., T], *args: Any) -> T:
         try:
             with contained():
                 result.set_result(function(*args))
+        except StopIteration as error:  # no future of asyncio can hold it: what waits for one would wait for ever
+            stopped = RuntimeError(repr(error)).with_traceback(error.__traceback__)
+            stopped.__cause__ = error
+            result.set_exception(stopped)
         except BaseException as error:
             result.set_exception(error)
 
