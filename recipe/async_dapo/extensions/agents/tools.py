@@ -101,7 +101,7 @@ class RecordedFunction(FunctionTool):
             raw = await self.fn(**parameters)
         else:
             raw = await self._threads.run(self.name, functools.partial(self.fn, **parameters))
-        return raw if isinstance(raw, str | dict) else _plain(*normalize_function_tool_return(raw))
+        return raw if isinstance(raw, str | dict) else plain_answer(*normalize_function_tool_return(raw))
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class RecordedTool(BaseTool):
             is_made_here = True
             before = shared.encoded()
             response = await self._tool.execute(own_id, parameters, agent_data=agent_data, **kwargs)
-            plain, (left, made_live) = _plain(*response), shared.end_call(before)
+            plain, (left, made_live) = plain_answer(*response), shared.end_call(before)
             for name in made_live - self._told_of:
                 self._told_of.add(name)
                 what = "which no record can hold: where a loop runs again, and where it has ended, it is gone"
@@ -313,7 +313,12 @@ def _encoded(value: Any) -> bytes | None:
         return None
 
 
-def _plain(response: ToolResponse, reward: float, metrics: dict) -> list[Any]:
+def plain_answer(response: ToolResponse, reward: float, metrics: dict) -> list[Any]:
+    """An answer as the journal has it: the fields of the response, reward and metrics.
+
+    Raises:
+        ConfigError: for one with a picture or video.
+    """
     if response.image or response.video:
         raise ConfigError(AGENT_LOOP, "tool", f"has answered with a picture or video: {PROMPTS_ONLY}")
     return [response.model_dump(exclude_none=True), reward, metrics]

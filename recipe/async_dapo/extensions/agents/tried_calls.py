@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from ...startup.preflight import NOT_TRIED, Check, Seen
 
 OPTION = "async_dapo.calls.check"
 LONGEST_S = 60.0  # of a call that is tried: a run may allow its own more
+BLOCKED_S = 1.0  # beyond its limit, to see that a call holds up its event loop
 SHOWN_CHARS = 240  # of an answer, or an error
 
 
@@ -61,19 +62,28 @@ def try_calls(
         check_choice(OPTION, name, sorted(by_name))
         began_s, creating = time.perf_counter(), _creating(rows, name)
         try:
-            answer = asyncio.run(within(limit_s, _answer(by_name[name], arguments, creating)))
+            made = asyncio.run(_on_own_loop(_called(by_name[name], arguments, creating), limit_s))
+            seconds, answer = time.perf_counter() - began_s, _text_of(made)
         except LimitReached as error:
             what = f"no answer within {limit_s:g} s; see that its service answers, and give its requests a limit"
             raise ConfigError(f"{OPTION}.{name}", arguments, what) from error
         except Exception as error:  # a tool may raise anything
             what, frames = shortened(str(error) or repr(error), SHOWN_CHARS), user_frames(error)
             where = f" at {shown_name(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-            remedy = "in a run the model would read this; correct the tool, its service, or these arguments"
+            then = "it would end a run" if isinstance(error, ConfigError) else "in a run the model would read this"
+            remedy = f"{then}; correct the tool, its service, or these arguments"
             raise ConfigError(f"{OPTION}.{name}", arguments, f"failed: {what}{where}; {remedy}") from error
-        answers.append(f"{name}: {shortened(answer, SHOWN_CHARS)!r} in {time.perf_counter() - began_s:.2f} s")
+        answers.append(f"{name}: {shortened(answer, SHOWN_CHARS)!r} in {seconds:.2f} s")
 
     check_each([partial(try_one, name, arguments) for name, arguments in asked.items()])
     return ", ".join(answers)
+
+
+async def _on_own_loop(call: Coroutine[Any, Any, Any], limit_s: float) -> Any:
+    """What it returns, on a thread with an event loop of its own: a tool may block that, or have threads that never
+    end, and nothing waits for either.
+    """
+    return await within(limit_s + BLOCKED_S, on_thread(lambda: asyncio.run(within(limit_s, call))))
 
 
 def _creating(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -82,23 +92,37 @@ def _creating(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return next((one.get("create_kwargs", {}) for one in given if one), {})
 
 
-async def _answer(tool: Any, arguments: dict[str, Any], creating: dict[str, Any]) -> str:
-    """The text that the model would read, before it is cut."""
+async def _called(tool: Any, arguments: dict[str, Any], creating: dict[str, Any]) -> Any:
+    """The tool's response, reward and metrics."""
     from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 
     running_call_id.set(f"{OPTION}.{tool.name}")
     if isinstance(tool, FunctionTool):
         call = partial(tool.fn, **arguments)
-        raw = await (value_of(call) if tool.is_async else on_thread(call))
-    else:
-        from verl.experimental.agent_loop.tool_agent_loop import AgentData
+        return normalize_function_tool_return(await (value_of(call) if tool.is_async else on_thread(call)))
+    from verl.experimental.agent_loop.tool_agent_loop import AgentData
 
-        instance_id, _ = await value_of(partial(tool.create, create_kwargs=creating))
-        agent_data = AgentData([], [], [], None, None, {}, running_call_id.get(), {})
-        try:
-            raw = await value_of(partial(tool.execute, instance_id, arguments, agent_data=agent_data))
-        finally:
-            await value_of(partial(tool.release, instance_id))
-    response, reward, metrics = normalize_function_tool_return(raw)
-    to_plain({**response.model_dump(exclude_none=True), "reward": reward, "metrics": metrics}, source=AGENT_LOOP)
-    return response.text or ""
+    instance_id, _ = await value_of(partial(tool.create, create_kwargs=creating))
+    agent_data = AgentData([], [], [], None, None, {}, running_call_id.get(), {})
+    try:
+        return await value_of(partial(tool.execute, instance_id, arguments, agent_data=agent_data))
+    finally:
+        await value_of(partial(tool.release, instance_id))
+
+
+def _text_of(answer: Any) -> str:
+    """What the model would read, before it is cut.
+
+    Raises:
+        ConfigError: for what no record can hold.
+        TypeError: for what verl cannot take of a tool with instances.
+    """
+    from verl.tools.schemas import ToolResponse
+
+    from .tools import plain_answer
+
+    if not (isinstance(answer, tuple | list) and len(answer) == 3 and isinstance(answer[0], ToolResponse)):
+        raise TypeError(f"execute returns {answer!r:.80}, and not a ToolResponse, a reward and a dict of metrics")
+    plain = plain_answer(*answer)
+    to_plain({"value": plain}, source=AGENT_LOOP)
+    return plain[0].get("text") or ""

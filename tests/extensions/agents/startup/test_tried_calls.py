@@ -46,6 +46,16 @@ def wait(seconds: float) -> str:
     return "slept"
 
 @function_tool
+async def block(seconds: float) -> str:
+    \"\"\"Hold up the event loop.
+
+    Args:
+        seconds: How long.
+    \"\"\"
+    time.sleep(seconds)
+    return "slept"
+
+@function_tool
 def take(items: int) -> str:
     \"\"\"Take one item more than there is.
 
@@ -78,6 +88,10 @@ class Till(BaseTool):
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict]:
         assert instance_id in self.open and not kwargs["agent_data"].extra_fields
+        if parameters["coins"] == "text":
+            return "text"  # type: ignore[return-value]
+        if parameters["coins"] == "picture":
+            return ToolResponse(image=["a picture"]), 0.0, {}
         return ToolResponse(text=f"{parameters['coins']} for {call_id()}"), 0.5, {}
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
@@ -114,14 +128,15 @@ def test_of_two_tools_over_http_the_broken_one_is_named_with_its_answer_and_plac
 def test_a_tool_that_is_not_there_wrong_arguments_an_exit_and_no_answer_each_have_an_error(run, tmp_path, monkeypatch):
     monkeypatch.setattr(tried_calls, "LONGEST_S", 0.2)
     (tmp_path / "own.py").write_text(OWN)
-    asked = "{leav:{code:3},leave:{code:3},take:{items:1},wait:{seconds:600}}"
+    asked = "{leav:{code:3},leave:{code:3},take:{items:1},wait:{seconds:600},block:{seconds:600}}"
     with pytest.raises(ConfigErrors) as found:
         tried(run, f"{FUNCTIONS}={tmp_path}/own.py", f"async_dapo.calls.check={asked}")
-    absent, left, taken, slow = map(str, found.value.errors)
-    assert "must be one of leave, take, wait; did you mean leave?" in absent
+    absent, left, taken, slow, blocks = map(str, found.value.errors)
+    assert "must be one of block, leave, take, wait; did you mean leave?" in absent
     assert "async_dapo.calls.check.leave={'code': 3}: failed: SystemExit(3)" in left
     assert re.search(r"check\.take=\{'items': 1\}: failed: StopIteration\(\) at own\.py:\d+", taken)
     assert "async_dapo.calls.check.wait={'seconds': 600}: no answer within 0.2 s" in slow
+    assert "async_dapo.calls.check.block={'seconds': 600}: no answer within 0.2 s" in blocks
     with pytest.raises(ConfigError, match="unexpected keyword argument 'second'"):
         tried(run, f"{FUNCTIONS}={tmp_path}/own.py", "async_dapo.calls.check={wait:{second:1}}")
 
@@ -130,6 +145,22 @@ def test_a_tool_with_instances_is_created_called_and_released(run, tmp_path):
     (tmp_path / "tools.yaml").write_text(INSTANCES)
     note = tried(run, f"{TOOLS}tool_config_path={tmp_path}/tools.yaml", "async_dapo.calls.check={till:{coins:3}}")
     assert note.startswith("till: '3 for async_dapo.calls.check.till' in ") and Till.open == []
+
+
+@pytest.mark.parametrize(
+    ("coins", "told"),
+    [
+        ("text", "failed: execute returns 'text', and not a ToolResponse, .*in a run the model would read"),
+        ("picture", "failed: .*has answered with a picture or video.*it would end a run"),
+    ],
+)
+def test_an_answer_that_a_run_could_not_take_is_refused(run, tmp_path, coins, told):
+    (tmp_path / "tools.yaml").write_text(INSTANCES)
+    with pytest.raises(ConfigError, match=told):
+        tried(
+            run, f"{TOOLS}tool_config_path={tmp_path}/tools.yaml", f"async_dapo.calls.check={{till:{{coins:{coins}}}}}"
+        )
+    assert Till.open == []
 
 
 @pytest.mark.parametrize("value", ["add", "{}", "{add:1}", "[add]"])
