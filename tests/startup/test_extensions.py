@@ -1,6 +1,6 @@
 """A copy of the recipe may lack an extension: its option's value is refused by name, and nothing else changes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from recipe.async_dapo_lab.gpu_check.families import TinyModel
 from ..support.composed_runs import of_options, refusal
 from ..support.families import qwen3_vl
 
+FOLDER = extensions.FOLDER
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VALUES = {  # of options that any value chooses
     "async_dapo.sources": "balanced",
@@ -34,14 +35,26 @@ BESIDE = {f"{MTP}enable_rollout": [f"{MTP}enable=True"]}  # without which a valu
 
 
 @pytest.fixture
-def bare_copy(monkeypatch, tmp_path) -> Iterator[None]:
+def copy_with(monkeypatch, tmp_path) -> Iterator[Callable[..., None]]:
+    """Makes this a copy that has these extensions alone."""
+
+    def has(*names: str) -> None:
+        for name in names:
+            (tmp_path / "extensions" / name).mkdir(parents=True)
+            (tmp_path / "extensions" / name / "declared.py").touch()
+        monkeypatch.setattr(extensions, "FOLDER", tmp_path / "extensions")
+        for found in (extensions.declared, codec, option_tree):
+            found.cache_clear()
+
+    yield has
+    for found in (extensions.declared, codec, option_tree):
+        found.cache_clear()
+
+
+@pytest.fixture
+def bare_copy(copy_with) -> None:
     """Without any extension."""
-    monkeypatch.setattr(extensions, "FOLDER", tmp_path)
-    for found in (extensions.declared, codec, option_tree):
-        found.cache_clear()
-    yield
-    for found in (extensions.declared, codec, option_tree):
-        found.cache_clear()
+    copy_with()
 
 
 @pytest.mark.usefixtures("bare_copy")
@@ -82,6 +95,59 @@ def test_a_copy_without_further_checks_says_what_it_does_not_look_at_and_refuses
     assert not [one for one in findings(run("+trainer.save_freqq=3")) if one.name == "keys" or one.error is not None]
     check_all(run("trainer.logger=[console,wandb]"))  # a key that may be missing
     assert refusal(run, "trainer.critic_warmup=5").startswith("trainer.critic_warmup=5: there is no critic")
+
+
+SOME = ["checks", "known_options", "reward_processes", "checks known_options", "checks reward_processes"]
+
+
+@pytest.mark.parametrize("names", SOME)
+def test_a_copy_with_some_of_the_folders_that_look_at_a_run_finds_what_these_look_for_and_nothing_else(
+    run, copy_with, names
+):
+    if not all((FOLDER / name).exists() for name in names.split()):
+        pytest.skip("this copy lacks one of them")
+    copy_with(*names.split())
+    assert [one.error for one in findings(run()) if one.error is not None] == []
+    wrong = {
+        "trainer.critic_warmup=5": "",
+        "data.truncation=left": "known_options",
+        "data.train_files=/nowhere.parquet": "checks",
+        "reward.custom_reward_function.path=/nowhere.py": "checks reward_processes",
+    }
+    found = [str(one.error) for one in findings(run(*wrong)) if one.error is not None]
+    wanted = [option for option, needed in wrong.items() if set(needed.split()) <= set(names.split())]
+    assert sorted(error.partition(": ")[0] for error in found) == sorted(wanted)
+
+
+LIBRARYS_LOOP = """
+import sys
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+class Loop(AgentLoopBase):
+    async def run(self, sampling_params, **kwargs):
+        raise NotImplementedError
+
+    @staticmethod
+    def check_entry(options, config):
+        return [] if "lib_of_an_entry" in sys.modules else ["its library has not been imported"]
+"""
+
+
+def test_a_copy_without_checks_imports_external_libraries_before_agent_loops_check_their_entries(
+    run, copy_with, tmp_path, monkeypatch
+):
+    if not (FOLDER / "agents").exists():
+        pytest.skip("this copy lacks agents")
+    copy_with("agents")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lib_of_an_entry.py").touch()
+    (tmp_path / "loop_of_an_entry.py").write_text(LIBRARYS_LOOP)
+    (tmp_path / "loops.yaml").write_text("- name: own\n  _target_: loop_of_an_entry.Loop\n")
+    agent = "actor_rollout_ref.rollout.agent."
+    named = (f"{agent}default_agent_loop=own", f"{agent}agent_loop_config_path={tmp_path}/loops.yaml")
+    config = run(*named, "actor_rollout_ref.model.external_lib=lib_of_an_entry")
+    [found] = [one for one in findings(config) if one.name == "agent loop and tools"]
+    assert found.error is None and found.note == "own"
 
 
 @pytest.mark.usefixtures("bare_copy")

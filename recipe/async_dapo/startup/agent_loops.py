@@ -41,7 +41,7 @@ def check_agent_loops(config: DictConfig) -> str:
     has_agents, warnings = AGENTS in declared(), list[str]()
     if not has_agents:
         _check_tools_without_agents(config.actor_rollout_ref.rollout.multi_turn)
-    if not has_agents and set(used) != {PLAIN_LOOP}:  # verl's agent loops take seconds to import
+    if set(used) != {PLAIN_LOOP}:  # verl's agent loops take seconds to import
         import_external(config)
     for name, key in used.items():
         if (entry := named.get(name)) is not None:
