@@ -30,8 +30,9 @@ FURTHER = "further checks"
 UNSEEN = {
     "checks": "data, chat template, model, reward function, tools and output folders are not tried; what is wrong with "
     "them ends a run minutes after its start, or is not told",
-    "known_options": "options that nothing reads, and values that verl, torch and vLLM do not know, are not looked "
-    "for; the former change nothing, the latter end a run minutes after its start",
+    "known_options": "options that nothing reads, values that verl, torch and vLLM do not know, and what verl's own "
+    "checks refuse are not looked for; the first change nothing, the others end a run minutes after its start, or are "
+    "not told",
 }
 LEFT_OUT = (NOT_TRIED, f"{WARNING}extensions/")  # how notes begin of what was not tried
 
