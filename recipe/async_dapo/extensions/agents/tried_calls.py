@@ -47,6 +47,7 @@ def try_calls(
     Raises:
         ConfigError: for each tool that is not there, raises, or does not answer in time.
     """
+    from verl.tools.function_tool import FunctionTool
     from verl.tools.tool_registry import load_all_tools
 
     tools = config.actor_rollout_ref.rollout.multi_turn
@@ -72,6 +73,8 @@ def try_calls(
             where = f" at {shown_name(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
             then = "it would end a run" if isinstance(error, ConfigError) else "in a run the model would read this"
             remedy = f"{then}; correct the tool, its service, or these arguments"
+            if not (creating or isinstance(by_name[name], FunctionTool)):
+                remedy += " (its instance has no create_kwargs: none of the rows that were looked at has any for it)"
             raise ConfigError(f"{OPTION}.{name}", arguments, f"failed: {what}{where}; {remedy}") from error
         answers.append(f"{name}: {shortened(answer, SHOWN_CHARS)!r} in {seconds:.2f} s")
 

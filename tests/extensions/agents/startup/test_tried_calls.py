@@ -150,7 +150,10 @@ def test_a_tool_with_instances_is_created_called_and_released(run, tmp_path):
 @pytest.mark.parametrize(
     ("coins", "told"),
     [
-        ("text", "failed: execute returns 'text', and not a ToolResponse, .*in a run the model would read"),
+        (
+            "text",
+            "failed: execute returns 'text', and not a ToolResponse, .*in a run the model would read.*no create_kwargs",
+        ),
         ("picture", "failed: .*has answered with a picture or video.*it would end a run"),
     ],
 )
