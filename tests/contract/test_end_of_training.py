@@ -125,7 +125,7 @@ def test_a_run_ends_by_its_steps_with_a_checkpoint_and_a_validation_and_says_why
 def test_a_run_that_only_validates_does_so_once_trains_and_saves_nothing_and_says_so(valid, monkeypatch, resumed):
     trainer = _fitted(monkeypatch, *valid, "trainer.val_only=True", "trainer.val_before_train=True", resumed=resumed)
     assert (trainer.steps, trainer.saved, trainer.validated) == ([], [], [resumed])
-    assert trainer.why_ended == "trainer.val_only=True: the run validates, and trains nothing"
+    assert why_ended(trainer) == "trainer.val_only=True: the run validates, and trains nothing"
 
 
 @pytest.mark.slow
