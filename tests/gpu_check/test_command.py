@@ -47,7 +47,7 @@ class Wired:
         self.engines: list[str] = []  # of the first minute
         self.trained: list[training.Case] = []
         self._folder, self._broken = folder, broken
-        monkeypatch.setattr(command, "find_spec", lambda name: name)
+        monkeypatch.setattr(training, "find_spec", lambda name: name)
         good = dict.fromkeys(machine.NEEDED, passed("good"))
         monkeypatch.setattr(machine, "look", lambda device, gpus, output: good)
         monkeypatch.setattr(command, "prepare", lambda output, device: Assets(folder=output))
