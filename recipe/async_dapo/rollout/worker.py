@@ -41,8 +41,8 @@ WAITING_CALLS = 4  # of `take_group` at once, of a worker: they hide the round t
 
 class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     """Takes groups from the coordinator as fast as it hands them out; with `rollout_pool_size=null` one slot takes the
-    next group when its last one has ended. When `run_round` returns, every task of the round is over; calls that
-    were interrupted may go on, see `calls.py`, and so may agent loops, see `agent_loops.py`.
+    next group when its last one has ended. When `run_round` returns, every task of the round is over; where the copy
+    has `extensions/agents`, calls that were interrupted may go on, and agent loops may rest here.
 
     Starts before there is an engine, so that its imports take no time of their own; see `connect`.
     """

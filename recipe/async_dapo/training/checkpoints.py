@@ -68,7 +68,7 @@ class RolloutState:
 
 def _has_asked(trajectory: Trajectory) -> bool:
     """Whether its loop keeps a state, or has made calls. A score that was interrupted is just made again; its id names
-    no turn (`TrajectoryRecorder.score_id`), though it comes behind some.
+    no turn (`extensions/agents/call_recorder.py`), though it comes behind some.
     """
     calls = trajectory.calls.values()
     scores = [call for call in calls if call.name == REWARD and call.turn and call.call_id.split("/")[-4] == "0"]

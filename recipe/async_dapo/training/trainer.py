@@ -14,7 +14,7 @@ Every loop of the system, what it waits for (...), and what unblocks it:
         run the group ................ its n trajectories, at once:
             agent loop: lease ........ load balancer: another request's release; the stop answers with nothing
             agent loop: generate ..... server: pieces of tokens, the end, or an abort; or its death
-            score .................... a reward process: a result, an error, or the time limit
+            score .................... a reward worker: a result, an error, or the time limit
         report_completion              may meet the stop rule
     worker, one watcher
         wait_stopped ................. coordinator: the stop rule is met; running trajectories are interrupted

@@ -15,7 +15,7 @@ VOTES = "pred"  # the field by which verl counts what most answers to a prompt s
 
 
 class Validation:
-    """Of a run, one after the other.
+    """What the trainer keeps of a run's validations, of which there is one at a time.
 
     Attributes:
         answered: prompts, answers and scores of the one that is under way, as verl gives them.
