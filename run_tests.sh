@@ -51,7 +51,8 @@ run() {
 color=()
 [[ ! -t 1 ]] || color=(--color=yes) # which pytest cannot see behind a pipe
 status=0
-run "$@" | tee "$said/tests" || status=$?
+trap 'exit 130' INT # as soon as pytest, which Ctrl-C reaches, too, has ended and said how far it came
+run "$@" | tee --ignore-interrupts "$said/tests" || status=$?
 if ! wait "$checks"; then
   status=1
   tail -n 1 "$said/tests" # the summary is last
