@@ -71,7 +71,7 @@ TOOLS = {
     "contract/test_learning_laboratory.py": "test_a_step_s_gradient_is_that_of_verl_s_worker",
     "contract/test_learning_summary.py": "test_the_recommendation_is_the_oldest_age_at_which_every_task_is_level",
     "scripts/test_cluster.py": "test_given_the_rayjob_when_read_then_its_parts_fit_each_other_and_the_reference_script",
-    "scripts/test_examples.py": "test_the_judge_runs_beside_the_training_and_ends_with_it",
+    "scripts/test_examples.py": "test_a_service_runs_on_a_free_port_beside_the_training_and_ends_with_it",
     "scripts/test_install.py": (
         "test_given_only_a_cuda_build_in_the_sources_when_installed_then_torch_alone_comes_from_the_other_index"
     ),

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from ..conftest import Lanes
+from ..conftest import TESTS, TOOLS, Lanes
 
 
 def test_a_lane_works_on_whatever_others_train() -> None:
@@ -20,3 +20,8 @@ def test_files_that_share_a_cluster_go_to_one_lane() -> None:
     lanes = object.__new__(Lanes)
     tests = ("tests/ray/test_deaths.py::a", "tests/ray/test_rewards.py::b", "tests/core/test_pool.py::c[tests/ray/]")
     assert [lanes._split_scope(test) for test in tests] == ["tests/ray/", "tests/ray/", "tests/core/test_pool.py"]
+
+
+def test_of_each_file_of_a_tool_there_is_the_test_that_every_run_plays() -> None:
+    """Under another name the whole file would be left out in silence."""
+    assert [file for file, test in TOOLS.items() if f"def {test}(" not in (TESTS / file).read_text()] == []
