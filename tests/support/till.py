@@ -19,7 +19,7 @@ DIARY = "loops.jsonl"  # of every interruption and every end of an agent loop
 PROCESSES = "processes.jsonl"  # that loops have started
 
 SLOW_S = 12.0  # of a call that outlives its round
-STEP_S = 240.0  # longest wait for the end of a step: less than a round may take
+STEP_S = 30.0  # longest wait for the end of a step, which may wait for the group of this call
 LOOKS_EVERY_S = 0.1
 
 _over_a_step = asyncio.Lock()  # of the one call that waits for it, in each process
