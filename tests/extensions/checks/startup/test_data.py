@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -265,14 +266,14 @@ class Mine(RLHFDataset):
     ],
 )
 def test_given_a_custom_dataset_when_checked_then_its_own_rows_are_looked_at(run, files, tmp_path, change, message):
-    def overrides(change: str) -> tuple[str, str, str]:
-        (tmp_path / "mine.py").write_text(CUSTOM.format(change=change))
-        keys = (f"data.custom_cls.path={tmp_path}/mine.py", "data.custom_cls.name=Mine")
-        return (*keys, "data.filter_overlong_prompts=False")
+    def overrides(file: Path, change: str) -> tuple[str, str, str]:
+        file.write_text(CUSTOM.format(change=change))
+        return (f"data.custom_cls.path={file}", "data.custom_cls.name=Mine", "data.filter_overlong_prompts=False")
 
-    [found] = check(run(*overrides("row['level'] = 'hard'")))
+    # Of one file, bytecode of the first text would be taken for that of a second one as long, of the same second.
+    [found] = check(run(*overrides(tmp_path / "right.py", "row['level'] = 'hard'")))
     assert found["level"] == "hard" and found["raw_prompt"] == row(0)["prompt"]
-    assert message in refusal(run, *overrides(change))
+    assert message in refusal(run, *overrides(tmp_path / "changed.py", change))
 
 
 def test_given_tools_when_checked_then_their_schemas_are_part_of_every_prompt_that_offers_them(run, tmp_path):
