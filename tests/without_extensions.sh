@@ -32,7 +32,8 @@ without() {
   kept=$copy.kept
   for name in $names; do
     for folder in {recipe/async_dapo,tests}/extensions/"$name"; do
-      [[ ! -e $copy/$folder ]] || { mkdir -p "$kept/$(dirname "$folder")" && mv "$copy/$folder" "$kept/$folder"; }
+      [[ -e $copy/$folder ]] || continue
+      mkdir -p "$kept/$(dirname "$folder")" && mv "$copy/$folder" "$kept/$folder" || return 1
     done
   done
   (cd "$copy" && PYTHONDONTWRITEBYTECODE='' HYPOTHESIS_PROFILE=few "$python" -m pytest -q \
@@ -40,7 +41,7 @@ without() {
     -m "not slow") >"$copy.said" 2>&1 || status=$?
   { echo "== without $names" && cat "$copy.said"; } >"$copy.told"
   cat "$copy.told"
-  cp -a "$kept/." "$copy" && rm -rf "$kept"
+  cp -a "$kept/." "$copy" && rm -rf "$kept" || return 1
   return "$status"
 }
 

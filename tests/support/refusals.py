@@ -82,3 +82,11 @@ def another_value(accepted: tuple[Any, ...]) -> Any:
     if number is not None:
         return number + 3
     return "{other:1}" if any(isinstance(value, dict) for value in accepted) else "other"
+
+
+def assert_line(run: ComposeRun, line: str) -> None:
+    """Overrides, ` -> `, and how an error of theirs begins: behind the first one, where that is a colon."""
+    overrides, said = in_full(line.split(" -> ")[0]), line.split(" -> ")[1]
+    beginning = re.escape(overrides[0].lstrip("+")) + said if said.startswith(":") else said
+    errors = of_options(run(*overrides))
+    assert [error for error in errors if re.match(beginning, error, re.DOTALL)], errors

@@ -1,6 +1,5 @@
 """Values that verl, torch or vLLM look up late are looked up before Ray starts."""
 
-import re
 from importlib.util import find_spec
 
 import pytest
@@ -11,7 +10,7 @@ from recipe.async_dapo.extensions.known_options import choices
 from recipe.async_dapo.extensions.known_options.choices import CHOICES
 
 from ....support.composed_runs import of_options
-from ....support.refusals import AFTER_RULES, in_full
+from ....support.refusals import AFTER_RULES, assert_line, in_full
 
 ALL_ACT = (
     "gae saves ref algorithm.use_kl_in_reward=True model.use_fused_kernels=True actor.fsdp_config.qat.enable=True "
@@ -59,10 +58,7 @@ reward.reward_manager.name=mine -> : verl says: Unknown reward manager: mine; se
 
 @pytest.mark.parametrize("line", OTHERS)
 def test_what_is_in_no_table_is_refused_too(run, line):
-    overrides, said = in_full(line.split(" -> ")[0]), line.split(" -> ")[1]
-    beginning = re.escape(overrides[0].lstrip("+")) + said if said.startswith(":") else said
-    errors = of_options(run(*overrides))
-    assert [error for error in errors if re.match(beginning, error, re.DOTALL)], errors
+    assert_line(run, line)
 
 
 def test_a_manager_that_is_registered_wherever_verl_is_imported_may_read_the_overlong_options(run, monkeypatch):
