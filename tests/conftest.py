@@ -193,6 +193,7 @@ def pytest_collection_finish() -> None:
     """
     collect_cycles_as_usual()
     gc.set_threshold(10_000)
+    sys.dont_write_bytecode = True  # else a module that a test writes twice within a second may be the first one still
     atexit.register(gc.unfreeze)
 
 

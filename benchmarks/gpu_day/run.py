@@ -211,7 +211,7 @@ def run_slot(slot: tuple[Part, ...], *, device: str, output: Path, ends_s: float
         mark = f"{output} {part.name} {os.getpid()}"
         left = Leftovers(device, mark=mark, variable=DAY_MARK)
         told.add(**run(part, device=device, output=output, limit_s=limits_s[part.name], mark=mark))
-        told.add(left_by=part.name, left=left.now())
+        told.add(left_by=part.name, left=left.after_grace())
 
 
 def about(device: str) -> dict[str, Any]:

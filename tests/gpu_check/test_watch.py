@@ -14,7 +14,8 @@ from recipe.async_dapo_lab.gpu_check.watch import MARK, LeastFree, Leftovers
 BUSY = [sys.executable, "-c", "input()"]
 
 
-def test_given_a_process_and_a_segment_that_outlive_a_check_then_both_are_named_until_they_are_gone() -> None:
+def test_given_a_process_and_a_segment_that_outlive_a_check_then_both_are_named_until_they_go(monkeypatch) -> None:
+    monkeypatch.setattr(watch, "GRACE_S", 0.0)
     mark = f"a check of {os.getpid()}"
     left = Leftovers("cpu", mark=mark)
     segment = SharedMemory(create=True, size=64)

@@ -16,6 +16,7 @@ MARK = "ASYNC_DAPO_GPU_CHECK"  # a variable of all that a run of the command sta
 HOST = "host"
 _SHARED_MEMORY = Path("/dev/shm")
 _EVERY_S = 1.0
+GRACE_S = 10.0  # after the end of what was killed, others unlink its shared memory
 _GB = 1e9
 
 
@@ -64,6 +65,13 @@ class Leftovers:
         self._device, self._mark, self._variable = device, mark, variable
         self._segments, self._on_gpu = set(_segments()), set(_on_gpus(device))
 
+    def after_grace(self) -> list[str]:
+        """What is there `now`, and still is when `GRACE_S` have gone."""
+        ends_s = time.monotonic() + GRACE_S
+        while (left := self.now()) and time.monotonic() < ends_s:
+            time.sleep(0.2)
+        return left
+
     def now(self) -> list[str]:
         """In words, one each: processes, what is on the GPUs, shared memory that no process has open."""
         found = [f"process {process.pid} ({_title(process)})" for process in self._marked()]
@@ -75,7 +83,7 @@ class Leftovers:
         return found + [str(path) for path in sorted(new - open_now) if path.exists()]
 
     def judge(self) -> Verdict:
-        left = self.now()
+        left = self.after_grace()
         remedy = "end these processes and remove these files; then read the log of the check that began them"
         return first_failure((not left, "; ".join(left), remedy), else_found="no process, no shared memory")
 
