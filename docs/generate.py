@@ -23,7 +23,7 @@ from docs import evidence_tables as evidence
 from docs.memory import memory_table
 from docs.support import support
 from recipe.async_dapo.record.console import seconds, step_line
-from recipe.async_dapo.record.run_record import read_steps
+from recipe.async_dapo_lab.run_record import read_steps
 
 ROOT = Path(__file__).parents[1]
 STEPS_SHOWN = 3

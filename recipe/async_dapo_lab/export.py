@@ -19,10 +19,10 @@ from pathlib import Path
 
 from ..async_dapo.config.values import ConfigError
 from ..async_dapo.record.checkpoint_folder import Complete, rank_files, read_complete
-from ..async_dapo.record.run_files import RUN_FILE
 from .command_line import path
 from .report.model_card import model_card
 from .report.run import NoRecord, Run
+from .run_files import RUN_FILE
 from .saved_run import SavedRun
 
 _ADAPTER_FOLDER = "lora_adapter"  # where verl's merger writes one

@@ -13,11 +13,13 @@ from typing import Any
 from transfer_queue import KVBatchMeta
 
 from ..async_dapo import store
-from ..async_dapo.engines.load_balancer import LoadBalancerStats
+from ..async_dapo.config.options import AsyncDAPOConfig
+from ..async_dapo.core.trajectory import PromptGroup
+from ..async_dapo.extensions.record.recorder import Recorder
 from ..async_dapo.record import keys
 from ..async_dapo.rollout.packed_output import TIMED
 from ..async_dapo.rollout.reports import RoundRecord
-from ..async_dapo.training.recorder import Recorder, ValidationAnswers
+from ..async_dapo.training.validation import ValidationAnswers
 from .report.answers import sampled
 from .report.calls import call_line
 from .report.episodes import Episode
@@ -39,8 +41,8 @@ class LabRecorder(Recorder):
 
     meter = f"{__package__}.sampling_meter.SamplingMeter"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, options: AsyncDAPOConfig) -> None:
+        super().__init__(options)
         self._spans, self._hints = Spans(), Hints()
         self._samples: defaultdict[str, list[PackedSamples]] = defaultdict(list)
         self._lengths: list[Mapping[str, Any]] = []
@@ -50,29 +52,35 @@ class LabRecorder(Recorder):
         self._waiting_for_calls: list[tuple[float, int]] = []
         self._record: LabRecord | None = None
 
-    def round_closed(self, step: int, record: RoundRecord) -> None:
-        super().round_closed(step, record)
+    def ended(self, record: RoundRecord, groups: Mapping[str, PromptGroup]) -> None:
+        self._sample(record)
+
+    def validation_closed(self, record: RoundRecord) -> None:
+        super().validation_closed(record)
+        self._sample(record)
+
+    def batch_made(self, step: int, record: RoundRecord, batch: KVBatchMeta) -> None:
+        super().batch_made(step, record, batch)
         self._lengths += length_lines(step, record.summary.outcomes)
         self._waiting_for_calls += record.summary.waiting_for_calls
         if (calls := call_line(step, record.workers.counts.of_calls)) is not None:
             self._calls.append(calls)
+        self._episodes = [episode.line() for episode in _episodes(step, batch)]
 
-    def engines_asked(self, balancer: LoadBalancerStats) -> None:
-        for server, load in balancer.loads.items():
+    def _sample(self, record: RoundRecord) -> None:
+        """What engines held since they were asked last."""
+        for server, load in record.balancer.loads.items():
             if isinstance(load, SampledLoad):
                 self._samples[server].append(load.samples)
 
     def validated(self, answers: ValidationAnswers) -> None:
         self._answers = list(sampled(answers.prompts, answers.texts, answers.scores))
 
-    def batch_made(self, step: int, batch: KVBatchMeta) -> None:
-        self._episodes = [episode.line() for episode in _episodes(step, batch)]
-
-    def begin_phase(self, name: str) -> None:
-        self._spans.begin(name, time.time())
-
-    def end_phase(self) -> None:
-        self._spans.end(time.time())
+    def begin_phase(self, name: str | None) -> None:
+        if name is None:
+            self._spans.end(time.time())
+        else:
+            self._spans.begin(name, time.time())
 
     def begin_record(self, folder: Path, *, started_s: float, first_step: int) -> None:
         self._record = LabRecord(folder, started_s=started_s, first_step=first_step)

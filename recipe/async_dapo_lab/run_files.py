@@ -1,15 +1,19 @@
-"""Files that the lab adds to a run's record in the folder `async_dapo.report_dir`; report and planner read them."""
+"""The files of a run's record in the folder `async_dapo.report_dir`: the recipe's (`extensions/record`), and those that
+the lab adds. Report and planner read them.
+"""
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..async_dapo.record.run_files import read_lines, write_lines
+from ..async_dapo.record.run_files import replacing
 
 logger = logging.getLogger(__name__)
 
+RUN_FILE = "run.json"  # what was run
+STEPS_FILE = "steps.jsonl"  # metrics, a line a step
 LENGTHS_FILE = "lengths.jsonl"  # of responses, a line a group
 SAMPLES_FILE = "timeline.jsonl"  # engines over time, a line a step
 ANSWERS_FILE = "answers.jsonl"  # of validations, a few
@@ -20,6 +24,20 @@ REPORT_FILE = "report.html"
 MOST_BYTES = 16_000_000  # of one of these files
 
 Line = Mapping[str, Any]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete ones; none where there is no file."""
+    if not path.exists():
+        return []
+    complete, _, _ = path.read_text().rpartition("\n")
+    return [json.loads(line) for line in complete.splitlines()]
+
+
+def write_lines(path: Path, lines: Iterable[Line]) -> None:
+    """In place of what is there, which stays as it was if this ends on the way."""
+    with replacing(path) as file:
+        file.writelines(f"{json.dumps(line)}\n".encode() for line in lines)
 
 
 class BoundedFile:

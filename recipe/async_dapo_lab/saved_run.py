@@ -11,7 +11,7 @@ from ..async_dapo.record.checkpoint_folder import (
     read_complete,
     step_of,
 )
-from ..async_dapo.record.run_record import RunDescription, read_description
+from .run_record import RunDescription, read_description
 
 _OWN = ("async_dapo.recorder", "hydra.", "hydra/")  # these overrides say what a run writes, not what it is
 

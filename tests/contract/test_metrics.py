@@ -18,7 +18,6 @@ from recipe.async_dapo.record import keys
 from recipe.async_dapo.rollout.reports import WorkerReport
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
 from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _calls, _tokens, update_metrics
-from recipe.async_dapo.training.recorder import Recorder
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.simulated_cluster import Cluster
@@ -88,7 +87,7 @@ def test_means_of_turns_are_over_trajectories_and_over_turns() -> None:
 def test_fields_of_a_reward_that_have_no_mean_do_not_end_a_validation(caplog: pytest.LogCaptureFixture) -> None:
     """verl averages all but texts, and votes by `pred`: lists, mappings and mixed fields would raise."""
     trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
-    trainer.replay_buffer = SimpleNamespace(left_out=3, recorder=Recorder())
+    trainer.replay_buffer = SimpleNamespace(left_out=3, observers={})
     rewards: dict[str, list[Any]] = {
         "reward": [1.0, 0.0, 1.0, 1.0],
         "acc": [True, False, None, 1],

@@ -124,13 +124,11 @@ def test_given_rewards_that_all_fail_when_validating_then_the_error_says_so(star
         cluster.validate(3)
 
 
-def test_given_rewards_that_fail_in_a_validation_then_they_are_counted_with_their_cause(start) -> None:
+def test_given_rewards_that_fail_in_a_validation_then_they_are_counted(start) -> None:
     cluster = start(options(), task=Task(metric_of=lambda ids: ValueError("broken") if ids[0] % 2 else 1.0))
     n = cluster.options.rollout_n
     assert len(cluster.validate(6).keys) == 3 * n
     assert cluster.buffer.left_out == 3 * n
-    [(cause, groups)] = cluster.buffer.recorder.take_causes().items()
-    assert cause.startswith("in validation, reward_error: ") and "broken" in cause and groups == 3
 
 
 def test_given_rewards_that_fail_for_good_when_the_policy_is_raise_then_the_step_ends_and_says_so(start) -> None:

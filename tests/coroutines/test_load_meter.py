@@ -3,14 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
-from verl.utils.import_utils import load_class_from_fqn
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from recipe.async_dapo.engines import load_meter
 from recipe.async_dapo.engines.load_meter import LoadMeter
 from recipe.async_dapo_lab import sampling_meter
-from recipe.async_dapo_lab.recorder import LabRecorder
 from recipe.async_dapo_lab.report.samples import LoadSample
 from recipe.async_dapo_lab.sampling_meter import SamplingMeter
 
@@ -96,7 +94,3 @@ def test_samples_are_of_all_ranks_together_and_by_the_time_of_day(clock, monkeyp
     assert (load + load).samples is load.samples and (load + load).request_s == 8
     meter.reset()
     assert meter.load_of_round().samples.unpack() == []
-
-
-def test_the_labs_recorder_names_the_meter() -> None:
-    assert load_class_from_fqn(LabRecorder.meter) is SamplingMeter

@@ -3,19 +3,14 @@
 import json
 from itertools import combinations
 from statistics import fmean
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.record.checkpoint_folder import saving
-from recipe.async_dapo.record.run_record import RunDescription
-from recipe.async_dapo.training.recorder import ValidationAnswers
 from recipe.async_dapo_lab.evaluate.figures import best_of, by_source, figures, joined, read_dump, shortened, table
-from recipe.async_dapo_lab.evaluate.recorder import KEPT_FILE, EvaluationRecorder
 from recipe.async_dapo_lab.evaluate.subject import Subject
 from recipe.async_dapo_lab.saved_run import SavedRun
 
@@ -61,20 +56,6 @@ def test_answers_are_those_of_the_last_outputs_with_sources_and_lengths_and_what
     of_sources = [fields["prompts"] * fields["mean@2"] for fields in own.values()]
     everything = figures(answers, samples=2, prompts=len(kept["sources"]))
     assert sum(of_sources) / len(kept["sources"]) == pytest.approx(everything["mean@2"])
-
-
-def test_what_is_kept_has_the_source_of_prompts_whose_every_answer_failed(tmp_path):
-    failed, answered = (
-        GroupOutcome(prompt_uid=uid, verdict=Verdict.VALID, source=source, response_lens_tok=(3,))
-        for uid, source in (("lost", "code"), ("a", ""))
-    )
-    recorder = EvaluationRecorder()
-    recorder.write_to(tmp_path, RunDescription(name="run", system="", started_s=0.0))
-    recorder.validation_closed(SimpleNamespace(summary=SimpleNamespace(outcomes=[failed, answered]), balancer=None))
-    recorder.validated(ValidationAnswers(uids=["a"], sources=["unknown"], prompts=[""], texts=[""], scores=[1.0]))
-    recorder.log({"val-core/unknown/acc/mean@1": 1.0}, 0)
-    kept = json.loads((tmp_path / KEPT_FILE).read_text())
-    assert kept == {"sources": {"lost": "code", "a": "unknown"}, "lengths_tok": {"lost": [3], "a": [3]}}
 
 
 def test_an_answer_with_a_line_separator_is_one_answer(tmp_path):

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.record.run_record import RunDescription
 from recipe.async_dapo_lab.report import __main__ as report
 from recipe.async_dapo_lab.report.answers import PROMPTS, Sample, as_html, sampled
 from recipe.async_dapo_lab.report.headline import headline
@@ -17,8 +16,9 @@ from recipe.async_dapo_lab.report.learning import CURVES, curves
 from recipe.async_dapo_lab.report.run import Run
 from recipe.async_dapo_lab.report.write import write_report
 from recipe.async_dapo_lab.run_files import ANSWERS_FILE
+from recipe.async_dapo_lab.run_record import RunDescription
 
-from ..support.recorded_runs import ACCURACY, recorder_of, write_recipe_run, write_verl_run
+from ..support.recorded_runs import ACCURACY, RecordedRun, write_recipe_run, write_verl_run
 
 OTHER = "val-core/code/acc/mean@1"
 
@@ -126,8 +126,7 @@ def test_a_page_that_is_watched_is_written_again_with_what_came_and_renewed_by_t
         seen.append((seconds, (folder / "report.html").read_text()))
         if len(seen) == 2:
             raise KeyboardInterrupt
-        recorder = recorder_of(folder)
-        recorder.log({ACCURACY: 0.918273}, 0)
+        RecordedRun(folder).log({ACCURACY: 0.918273}, 0)
 
     monkeypatch.setattr(report.time, "sleep", sleep)
     report.main([str(folder), "--watch", "5"])

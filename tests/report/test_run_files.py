@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.call_figures import CallFigures
-from recipe.async_dapo.record.run_files import read_lines, write_lines
 from recipe.async_dapo_lab.report.calls import OTHERS, call_line, read_calls, summed
-from recipe.async_dapo_lab.run_files import BoundedFile, Line
+from recipe.async_dapo_lab.run_files import BoundedFile, Line, read_lines, write_lines
+from recipe.async_dapo_lab.run_record import read_steps
 
 CALLS = st.dictionaries(
     st.sampled_from("abcdef"), st.builds(CallFigures.of, st.floats(0.0, 1e3), is_failed=st.booleans()), min_size=1
@@ -93,3 +93,9 @@ def test_a_process_that_ends_while_a_file_is_shortened_loses_nothing(
     with pytest.raises(SystemExit):
         BoundedFile(path, summed=summing, most_bytes=100).add(lines[-1])
     assert read_lines(path) == lines
+
+
+def test_verls_own_file_is_read_as_far_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "data": {"a": 1.0}}\n{"step": 2, "da')
+    [line] = read_steps(tmp_path / "metrics.jsonl")
+    assert (line.step, line.data) == (1, {"a": 1.0})

@@ -27,6 +27,7 @@ VALUES = {  # of options that any value chooses
     "async_dapo.drafts": "suffix",
     "async_dapo.host_kv_gib": 1,
     "async_dapo.reward.processes": 4,
+    "async_dapo.recorder": "recipe.async_dapo_lab.recorder.LabRecorder",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config": "{method: ngram}",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative-config": "'{}'",
 }
@@ -58,7 +59,7 @@ def bare_copy(copy_with) -> None:
 
 
 @pytest.mark.usefixtures("bare_copy")
-@pytest.mark.parametrize("one", SERVED, ids=str)
+@pytest.mark.parametrize("one", [one for one in SERVED if not one.without], ids=str)
 def test_a_value_whose_extension_is_not_in_this_copy_is_refused_by_name(run, one):
     value = one.value or VALUES[one.key]
     assert not of_options(run())
@@ -77,6 +78,16 @@ def test_a_copy_without_reward_processes_has_the_default_s_functions_run_in_verl
     reward = AsyncDAPOConfig.from_hydra(config).reward
     assert reward.call_limit_s == reward.timeout_s, "a call that never returns would hold its trajectory for ever"
     assert not [one for one in findings(run("async_dapo.reward.processes=0")) if one.name == said.name]
+
+
+@pytest.mark.usefixtures("bare_copy")
+def test_a_copy_without_the_record_says_what_a_run_leaves_out_unless_none_is_wanted(run):
+    key, missing = "async_dapo.report_dir", "extensions/record is not in this copy"
+    config = run()
+    [said] = [one for one in findings(config) if one.name == key]
+    assert said.note == f"warning: {missing}: the run writes no run.json and no steps.jsonl there"
+    assert AsyncDAPOConfig.from_hydra(config).extensions == ()
+    assert not [one for one in findings(run(f"{key}=null")) if one.name == key]
 
 
 def test_an_agent_loop_whose_extension_is_not_in_this_copy_is_refused_by_name() -> None:

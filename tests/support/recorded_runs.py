@@ -3,17 +3,17 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from recipe.async_dapo.core.call_figures import CallFigures
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.record.run_record import RunDescription
-from recipe.async_dapo.training.recorder import Recorder
 from recipe.async_dapo_lab.report.calls import call_line
 from recipe.async_dapo_lab.report.record import LabRecord
 from recipe.async_dapo_lab.report.samples import LoadSample
 from recipe.async_dapo_lab.report.timeline import Span, StepTimeline
+from recipe.async_dapo_lab.run_files import RUN_FILE, STEPS_FILE, write_lines
+from recipe.async_dapo_lab.run_record import RunDescription, StepRecord
 
 ACCURACY = "val-core/math/acc/mean@1"
 
@@ -73,28 +73,30 @@ CALLS = {
 }
 
 
-class ScriptedRecorder(Recorder):
-    """Steps of 40 s, each with 28 s of rollout on two engines; writes what the lab's recorder does."""
+class RecordedRun:
+    """Writes what the recipe's recorder and the lab's do: steps of 40 s, each with 28 s of rollout on two engines."""
 
-    def __init__(self, folder: Path, description: RunDescription, causes: dict[str, int]) -> None:
-        super().__init__()
-        self.write_to(folder, description)
-        self.causes, self.began_s = causes, 0.0
+    def __init__(self, folder: Path, *, causes: Mapping[str, int] | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        run = RunDescription(
+            name="math/partial", system="partial, first_completed", started_s=0.0, gpus=8, settings={"rollout.n": 16}
+        )
+        write_lines(folder / RUN_FILE, [asdict(run)])
+        write_lines(folder / STEPS_FILE, [])
+        self._steps_file, self._causes = folder / STEPS_FILE, causes or {}
+        self._record = LabRecord(folder, started_s=0.0, first_step=1)
+        self._began_s = 0.0
 
-    def take_causes(self) -> dict[str, int]:
-        return self.causes
-
-    def begin_record(self, folder: Path, *, started_s: float, first_step: int) -> None:
-        self.record = LabRecord(folder, started_s=started_s, first_step=first_step)
-
-    def log(self, data: Mapping[str, Any], step: int) -> None:
-        super().log(data, step)
+    def log(self, data: Mapping[str, float], step: int) -> None:
+        line = StepRecord(step=step, time_s=self._began_s, data=data, causes=self._causes)
+        with self._steps_file.open("a") as stream:
+            stream.write(json.dumps(asdict(line)) + "\n")
         calls = call_line(step, CALLS)
         assert calls is not None
-        self.record.add(step, self.take_timeline(), lengths=[{"step": step}], calls=[calls])
+        self._record.add(step, self._take_timeline(), lengths=[{"step": step}], calls=[calls])
 
-    def take_timeline(self) -> StepTimeline:
-        began_s, self.began_s = self.began_s, self.began_s + 40.0
+    def _take_timeline(self) -> StepTimeline:
+        began_s, self._began_s = self._began_s, self._began_s + 40.0
         spans = [Span("rollout", began_s, began_s + 28), Span("training", began_s + 28, began_s + 38)]
         spans.append(Span("weights", began_s + 38, began_s + 40))
         samples = [LoadSample(began_s + second, 64 - 2 * second, max(0, 9 - second), 0.5) for second in range(28)]
@@ -104,18 +106,11 @@ class ScriptedRecorder(Recorder):
         return StepTimeline(spans=spans, engines=engines, waiting_for_calls=waiting)
 
 
-def recorder_of(folder: Path, causes: dict[str, int] | None = None) -> ScriptedRecorder:
-    description = RunDescription(
-        name="math/partial", system="partial, first_completed", started_s=0.0, gpus=8, settings={"rollout.n": 16}
-    )
-    return ScriptedRecorder(folder, description, causes or {})
-
-
 def write_recipe_run(folder: Path, *, steps: int = 12, failed: int = 0) -> Path:
-    recorder = recorder_of(folder, {"reward_error: KeyError('acc') at <reward>.py:12": failed} if failed else None)
-    recorder.log({ACCURACY: 0.2}, 0)
+    run = RecordedRun(folder, causes={"reward_error: KeyError('acc') at <reward>.py:12": failed} if failed else {})
+    run.log({ACCURACY: 0.2}, 0)
     for step in range(1, steps + 1):
-        recorder.log(recipe_step(step, failed=failed) | ({ACCURACY: 0.2 + step / 40} if step % 4 == 0 else {}), step)
+        run.log(recipe_step(step, failed=failed) | ({ACCURACY: 0.2 + step / 40} if step % 4 == 0 else {}), step)
     return folder
 
 

@@ -24,6 +24,7 @@ from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, make_gr
 from recipe.async_dapo.rollout.reports import RoundRecord
 from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 from recipe.async_dapo.training.engine_manager import EngineManager
+from recipe.async_dapo.training.observer import Observer
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
 from .client_world import llm_client
@@ -35,6 +36,16 @@ from .simulated_worker import FakeStore, SimulatedWorker, Task
 from .simulation import VirtualTimeLoop, end_all
 
 VERLS = SimpleNamespace(backend="naive", custom_backend_module=None)  # options of its checkpoint engines
+
+
+class Noted(Observer):
+    """Notes the round of each batch."""
+
+    def __init__(self, records: list[RoundRecord]) -> None:
+        self._records = records
+
+    def batch_made(self, step: int, record: RoundRecord, batch: KVBatchMeta) -> None:
+        self._records.append(record)
 
 
 class Cluster:
@@ -234,18 +245,14 @@ class Cluster:
     def _note_rounds(self) -> None:
         self.specs: list[RoundSpec] = []
         self.records: list[RoundRecord] = []
-        open_round, closed = self.manager.open_round, self.buffer.recorder.round_closed
+        open_round = self.manager.open_round
 
         def noted_open(spec: RoundSpec, groups: Sequence[PromptGroup]) -> None:
             if not spec.validates:
                 self.specs.append(spec)
             open_round(spec, groups)
 
-        def noted_close(step: int, record: RoundRecord) -> None:
-            self.records.append(record)
-            closed(step, record)
-
-        self.manager.open_round, self.buffer.recorder.round_closed = noted_open, noted_close
+        self.manager.open_round, self.buffer.observers["noted"] = noted_open, Noted(self.records)
 
     def _draw(self, count: int) -> list[PromptGroup]:
         rows = [{"uid": f"group-{self.num_drawn + k}", "index": self.num_drawn + k} for k in range(count)]

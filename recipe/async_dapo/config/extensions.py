@@ -77,6 +77,7 @@ class Served(NamedTuple):
         extension: the name of its folder.
         unless: options' values with which the extension is not needed.
         otherwise: of a null that the extension serves, too: what a copy without it does instead.
+        without: of a value that a copy without it does not refuse: what it leaves out.
     """
 
     key: str
@@ -84,6 +85,7 @@ class Served(NamedTuple):
     extension: str
     unless: Mapping[str, str | int] = {}
     otherwise: str = ""
+    without: str = ""
 
     def is_chosen(self, config: DictConfig) -> bool:
         value = OmegaConf.select(config, self.key)
@@ -92,6 +94,10 @@ class Served(NamedTuple):
 
     def is_default(self, config: DictConfig) -> bool:
         return bool(self.otherwise) and OmegaConf.select(config, self.key) is None
+
+    def instead(self, config: DictConfig) -> str:
+        """What a copy without the extension does, in words; empty: it refuses the value, or needs no extension."""
+        return self.otherwise if self.is_default(config) else self.without if self.is_chosen(config) else ""
 
 
 # Engines of their own hold requests over a weight update; without old tokens none goes on.
@@ -113,6 +119,8 @@ SERVED = (
         *("async_dapo.reward.processes", None, "reward_processes", {"async_dapo.reward.processes": 0}),
         otherwise="the reward function runs in verl's reward workers, where a call that never returns keeps its thread",
     ),
+    Served("async_dapo.recorder", None, "record"),
+    Served("async_dapo.report_dir", None, "record", without="the run writes no run.json and no steps.jsonl there"),
 )
 
 
@@ -160,15 +168,15 @@ def check_in_copy(config: DictConfig) -> None:
         ConfigError: for a value whose extension is not in this copy.
     """
     for one in SERVED:
-        if one.is_chosen(config) and one.extension not in declared():
+        if one.is_chosen(config) and not one.without and one.extension not in declared():
             remedy = not_in_copy(one.extension, "choose another value")
             raise ConfigError(one.key, OmegaConf.select(config, one.key), remedy)
 
 
 def done_otherwise(config: DictConfig) -> dict[str, str]:
     """What this copy does otherwise than a full one, with the options as they are: by their keys, in words."""
-    missing_defaults = [one for one in SERVED if one.is_default(config) and one.extension not in declared()]
-    return {one.key: f"{not_here(one.extension)}: {one.otherwise}" for one in missing_defaults}
+    missing = [one for one in SERVED if one.instead(config) and one.extension not in declared()]
+    return {one.key: f"{not_here(one.extension)}: {one.instead(config)}" for one in missing}
 
 
 def chosen(config: DictConfig) -> list[str]:

@@ -1,14 +1,11 @@
-"""Files that a run writes while it trains: its record in the folder `async_dapo.report_dir`, and verl's metrics."""
+"""Files that a run writes while it trains, and that one which goes on takes up again."""
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
-
-RUN_FILE = "run.json"  # what was run
-STEPS_FILE = "steps.jsonl"  # metrics, a line a step
+from typing import BinaryIO
 
 
 def metrics_file(project: str, experiment: str) -> Path:
@@ -38,18 +35,12 @@ def _numbers(path: Path) -> list[int]:
     return [int(number) for number in found if number.isdecimal() and _numbered(path, int(number)).exists()]
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete ones; none where there is no file."""
+def lines_before(path: Path, step: int) -> list[bytes]:
+    """Of a file with a line of JSON a step: the complete lines of the steps before; none where there is no file."""
     if not path.exists():
         return []
-    complete, _, _ = path.read_text().rpartition("\n")
-    return [json.loads(line) for line in complete.splitlines()]
-
-
-def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """In place of what is there, which stays as it was if this ends on the way."""
-    with replacing(path) as file:
-        file.writelines(f"{json.dumps(line)}\n".encode() for line in lines)
+    complete, _, _ = path.read_bytes().rpartition(b"\n")
+    return [line + b"\n" for line in complete.split(b"\n") if line and json.loads(line)["step"] < step]
 
 
 @contextmanager

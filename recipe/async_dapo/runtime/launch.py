@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 LAUNCH_VARIABLE = "ASYNC_DAPO_LAUNCH"
 # Names of options that may hold keys of services: the variables of the processes, and those that say so.
@@ -25,9 +24,3 @@ def note_launch(overrides: Sequence[str]) -> None:
 def without_secrets(arguments: Sequence[str]) -> list[str]:
     """A command line to be printed: `<hidden>` stands for a secret, and start-up asks for a value in its place."""
     return [f"{one.partition('=')[0]}=<hidden>" if _SECRET.search(one) else one for one in arguments]
-
-
-def launched() -> dict[str, Any]:
-    """`overrides` and `folder`; empty where they were not noted."""
-    noted: dict[str, Any] = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
-    return noted

@@ -1,17 +1,34 @@
-"""What looks at each round beside the pool: a place where extensions plug in (`Declared.observer`)."""
+"""What looks at rounds and steps beside the pool: a place where extensions plug in (`Declared.observer`)."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
 
 from ..core.pool import PoolWatch
 from ..core.staleness import VersionShares
 from ..core.trajectory import PromptGroup
 from ..rollout.reports import RoundRecord
+from .validation import ValidationAnswers
+
+if TYPE_CHECKING:
+    from transfer_queue import KVBatchMeta
 
 
 class Observer(PoolWatch):
-    """Looks at rounds, and at what the pool does with each group, adds metrics to steps, and may keep a state over
-    them. The base looks at nothing.
+    """Looks at rounds, at what the pool does with each group, and at the trainer; adds metrics to steps, and may keep a
+    state over them. It is one of verl's loggers, too. The base looks at nothing.
     """
+
+    def training_begins(self, config: DictConfig, *, prompts: int) -> None:
+        """Training begins, or goes on from a checkpoint.
+
+        Args:
+            prompts: that verl has kept to train on.
+        """
+
+    def begin_phase(self, name: str | None) -> None:
+        """The trainer turns to something else, for example to the rollout; None: it has done that."""
 
     def ended(self, record: RoundRecord, groups: Mapping[str, PromptGroup]) -> None:
         """Groups have ended, and others come back with what they have generated: the pool takes them next, and then
@@ -33,6 +50,18 @@ class Observer(PoolWatch):
             Metrics that the extension declares, without the prefix.
         """
         return {}
+
+    def batch_made(self, step: int, record: RoundRecord, batch: "KVBatchMeta") -> None:
+        """These trajectories are trained next; the store has all of them."""
+
+    def validation_closed(self, record: RoundRecord) -> None:
+        """A validation's trajectories have ended."""
+
+    def validated(self, answers: ValidationAnswers) -> None:
+        """A validation's answers have been scored; its metrics follow."""
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """All metrics of a step, of a validation, or of both."""
 
     def state(self) -> bytes:
         """What a checkpoint is to keep; empty: nothing. `to_bytes` of `training/checkpoints.py` makes it of

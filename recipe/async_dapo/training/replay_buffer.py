@@ -28,7 +28,6 @@ from ..rollout.reports import RoundRecord
 from .checkpoints import RolloutState
 from .metrics import round_metrics
 from .observer import Observer
-from .recorder import recorder_class
 from .source import Loader, Rows, Source
 from .too_few_groups import policy_health, too_many_batches, too_many_failures, too_many_set_aside
 from .tracking import log_concurrency
@@ -60,7 +59,6 @@ class RoundReplayBuffer(ReplayBuffer):
         self._over_sampling = self._mix.over_sampling
         self._round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
-        self.recorder = recorder_class(options.recorder)()
         self.withheld_tok = 0  # of the batch in training [tokens]
         self.left_out = 0  # trajectories of a validation that failed [count]
         self.health = policy_health()
@@ -151,8 +149,7 @@ class RoundReplayBuffer(ReplayBuffer):
         return self._batch(record, global_steps)
 
     def _note_ended(self, record: RoundRecord) -> None:
-        """What is seen of groups before the pool takes them back, and of the engines."""
-        self.recorder.engines_asked(record.balancer)
+        """What is seen of groups before the pool takes them back."""
         for observer in self.observers.values():
             observer.ended(record, self.pool.in_round)
 
@@ -176,9 +173,8 @@ class RoundReplayBuffer(ReplayBuffer):
         )
         for observer in self.observers.values():
             metrics |= {PREFIX + name: float(value) for name, value in observer.closed(record, versions).items()}
+            observer.batch_made(global_steps, record, batch)
         log_concurrency(global_steps, record.balancer, self.options, self._mix, self._round_size)
-        self.recorder.round_closed(global_steps, record)
-        self.recorder.batch_made(global_steps, batch)
         return batch, metrics
 
     def state(self) -> RolloutState:
@@ -262,7 +258,8 @@ class RoundReplayBuffer(ReplayBuffer):
         self.manager.open_engines()  # what they say at the end of the next round has nothing of this one
         outcomes = record.summary.outcomes
         self.left_out += sum(outcome.failed for outcome in outcomes)
-        self.recorder.validation_closed(record)
+        for observer in self.observers.values():
+            observer.validation_closed(record)
         uids = [outcome.prompt_uid for outcome in outcomes]
         store.forget_prompts(uids, partition_id=store.VAL)
         batch = store.batch_of(uids, partition_id=store.VAL)

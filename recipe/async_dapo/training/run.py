@@ -25,7 +25,6 @@ from ..runtime.logs import log_phase, show_logs
 from ..runtime.shipping import localise
 from ..weights.stream import CUSTOM_OPTIONS, sockets_folder
 from .importance_sampling import wire_importance_sampling
-from .recorder import recorder_class
 from .trainer import AsyncDAPOTrainer
 
 MOST_THREADS = 16  # memory is the limit beyond that
@@ -115,7 +114,6 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path
             "delivery_tok": options.delivery_tok,
             "extensions": list(options.extensions),
             "keeps_weights": False,  # while engines sleep
-            "meter": recorder_class(options.recorder).meter,
         }
     for name in chosen(config):
         if declared()[name].wire:

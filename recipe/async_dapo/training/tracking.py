@@ -1,4 +1,4 @@
-"""What a run tells of a step: a line in place of verl's dictionary, what judges the policy, what is in flight."""
+"""What a run tells of a step: to what judges the policy, and of what is in flight."""
 
 import logging
 from collections.abc import Mapping
@@ -11,25 +11,8 @@ from ..core.over_sampling import RoundSize
 from ..core.policy_health import PolicyHealth
 from ..engines.load_balancer import LoadBalancerStats
 from ..record import keys
-from ..record.console import Pace, step_line
 
 logger = logging.getLogger(__name__)
-
-
-class StepLines:
-    """A logger in the place of verl's console logger, which writes all metrics of a step into one line.
-
-    Args:
-        speedup: of a rehearsal: virtual seconds in a real one.
-        total_steps: of the run, if that is known.
-    """
-
-    def __init__(self, speedup: float = 1.0, total_steps: int | None = None) -> None:
-        self._speedup = speedup
-        self._pace = None if total_steps is None else Pace(total_steps)
-
-    def log(self, data: Mapping[str, Any], step: int) -> None:
-        logger.info(step_line(step, data, speedup=self._speedup, pace=self._pace))
 
 
 class HealthLog:

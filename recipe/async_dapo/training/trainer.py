@@ -142,14 +142,13 @@ class AsyncDAPOTrainer(PPOTrainer):
         self._tracking = tracking
 
     def _extend(self, tracking: Tracking) -> None:
+        for name, observer in self.replay_buffer.observers.items():
+            observer.training_begins(self.config, prompts=len(self.train_dataset))
+            tracking.logger[f"async_dapo_{name}"] = observer
         extend(
             tracking,
-            self.config,
-            self.options,
-            self.replay_buffer.recorder,
             self.replay_buffer.health,
             total_steps=self.total_training_steps,
-            prompts=len(self.train_dataset),
             earlier_metrics=self._earlier_metrics,
         )
 
@@ -188,12 +187,16 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def prepare_step(self) -> dict[str, Any]:
         note_step(self.global_steps, self.total_training_steps)
-        self.replay_buffer.recorder.begin_phase("rollout")
+        self._begin_phase("rollout")
         self.replay_buffer.open_round(self.global_steps)
         return {}
 
+    def _begin_phase(self, name: str | None) -> None:
+        for observer in self.replay_buffer.observers.values():
+            observer.begin_phase(name)
+
     def on_sample_end(self) -> None:
-        self.replay_buffer.recorder.begin_phase("training")
+        self._begin_phase("training")
         self.checkpoint_manager.sleep_replicas()
         if self.curr_step_profile:
             self._stop_rollout_profiling()
@@ -205,11 +208,11 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     @contextmanager
     def _updating_weights(self) -> Iterator[None]:
-        """Its time is measured, and in the timeline."""
-        self.replay_buffer.recorder.begin_phase("weights")
+        """Its time is measured, and told to observers."""
+        self._begin_phase("weights")
         with marked_timer("update_weights", self.timing_raw, color="red"):
             yield
-        self.replay_buffer.recorder.end_phase()
+        self._begin_phase(None)
 
     def on_train_begin(self) -> None:
         self.first_step = self.global_steps
@@ -217,10 +220,10 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def on_validate_begin(self) -> None:
         log_phase("validation begins")
-        self.replay_buffer.recorder.begin_phase("validation")
+        self._begin_phase("validation")
 
     def on_validate_end(self) -> None:
-        self.replay_buffer.recorder.end_phase()
+        self._begin_phase(None)
 
     @cached_property
     def _validation(self) -> Validation:
@@ -235,7 +238,9 @@ class AsyncDAPOTrainer(PPOTrainer):
         self, data_sources: list[Any], sample_uids: list[str], rewards: dict[str, list[Any]], *args: Any, **kwargs: Any
     ) -> dict[str, float]:
         """A failed answer is wrong for the mean of `acc` only; other means leave its prompt out. So count them."""
-        self.replay_buffer.recorder.validated(self._validation.take_answers(sample_uids, data_sources))
+        answers = self._validation.take_answers(sample_uids, data_sources)
+        for observer in self.replay_buffer.observers.values():
+            observer.validated(answers)
         averaged = self._validation.averaged(rewards)
         metrics = super()._val_metrics_update(data_sources, sample_uids, averaged, *args, **kwargs)
         failed, self.replay_buffer.left_out = self.replay_buffer.left_out, 0

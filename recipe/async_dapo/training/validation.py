@@ -1,17 +1,34 @@
-"""What becomes of a validation's answers: who is told of them, and which of their reward's fields have a mean."""
+"""What becomes of a validation's answers: what is told of them, and which of their reward's fields have a mean."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from .recorder import ValidationAnswers
-
 logger = logging.getLogger(__name__)
 
 VOTES = "pred"  # the field by which verl counts what most answers to a prompt say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationAnswers:
+    """What a validation has got of the model, a place for each answer; those that failed are absent.
+
+    Attributes:
+        uids: of their prompts.
+        sources: the prompts' data sources.
+        prompts, texts: as text, without special tokens.
+        scores: their rewards.
+    """
+
+    uids: Sequence[str]
+    sources: Sequence[str]
+    prompts: Sequence[str]
+    texts: Sequence[str]
+    scores: Sequence[float]
 
 
 class Validation:

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from ...async_dapo.check import quiet
 from ...async_dapo.config.values import ConfigError
 from ...async_dapo.record.checkpoint_folder import step_of
-from ...async_dapo.record.run_files import STEPS_FILE, read_lines, set_aside
+from ...async_dapo.record.run_files import set_aside
 from ...async_dapo.startup.overrides import compose_overrides
 from .. import train
 from ..command_line import path
@@ -30,9 +30,9 @@ from ..quickstart.activation import cpu_environment, run_environment
 from ..quickstart.overrides import quoted
 from ..quickstart.supervision import RayFolder, TrainingProcess, exit_on_signals
 from ..quickstart.train_log import TrainLog
+from ..run_files import STEPS_FILE, read_lines
 from .ask import MARK, Question
-from .figures import Answer, as_rows, by_source, figures, joined, read_dump, table
-from .recorder import KEPT_FILE
+from .figures import KEPT_FILE, Answer, as_rows, by_source, figures, joined, read_dump, table
 from .subject import Subject
 
 _CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]

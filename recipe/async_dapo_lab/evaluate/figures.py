@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+KEPT_FILE = "evaluated.json"  # {"sources": {uid: data source}, "lengths_tok": {uid: [tokens, ...]}}
 METRIC = "acc"  # of the reward function's result; the score where that is no number
 
 

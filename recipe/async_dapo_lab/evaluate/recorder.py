@@ -4,18 +4,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ...async_dapo.config.options import AsyncDAPOConfig
+from ...async_dapo.extensions.record.recorder import Recorder
 from ...async_dapo.rollout.reports import RoundRecord
-from ...async_dapo.training.recorder import Recorder, ValidationAnswers
+from ...async_dapo.training.validation import ValidationAnswers
+from .figures import KEPT_FILE
 
 NO_SOURCE = "unknown"  # as verl calls that of rows which name none
-KEPT_FILE = "evaluated.json"  # {"sources": {uid: data source}, "lengths_tok": {uid: [tokens, ...]}}
 
 
 class EvaluationRecorder(Recorder):
     """Writes what the dump lacks: the data source of each prompt, and how long each answer is."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, options: AsyncDAPOConfig) -> None:
+        super().__init__(options)
         self._sources: dict[str, str] = {}
         self._lengths_tok: dict[str, list[int]] = {}
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from ...async_dapo.config.values import ConfigError
 from ..quickstart.overrides import quoted
 from ..saved_run import SavedRun
-from .recorder import EvaluationRecorder
 
-_RECORDER = f"{EvaluationRecorder.__module__}.{EvaluationRecorder.__name__}"
+_RECORDER = f"{__package__}.recorder.EvaluationRecorder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ import numpy as np
 from omegaconf import DictConfig
 
 from ...async_dapo.record.keys import IDLE_RATIO, OFF_POLICY, WASTE_RATIO
-from ...async_dapo.record.run_files import read_lines
 from ..plan.candidates import Bound, bound_of
 from ..plan.scenario import Scenario
 from ..quickstart.run_metrics import RunMetrics
+from ..run_files import read_lines
 from .options import RehearsalOptions, has_drafts
 
 START_S = 60.0  # real, from the command to the first step, and from the last one to the end

@@ -21,8 +21,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from ...async_dapo import store
 from ...async_dapo.runtime.aio import await_all
-from ...async_dapo.training.loggers import CONSOLE
-from ...async_dapo.training.tracking import StepLines
+from ...async_dapo.training.loggers import CONSOLE, StepLines
 from ...async_dapo.training.trainer import AsyncDAPOTrainer
 from ..plan.costs import TrainingCost
 from .host_actor import HOST_NAME, ServerHandle, start_host

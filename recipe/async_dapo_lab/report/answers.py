@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ...async_dapo.record.run_files import read_lines
+from ..run_files import read_lines
 
 PROMPTS = 3
 _MOST_CHARACTERS = 4_000  # of a prompt or an answer: its beginning and its end

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...async_dapo.core.trajectory import Timed
-from ...async_dapo.record.run_files import read_lines
+from ..run_files import read_lines
 
 NOT_SAMPLED = -1  # in place of a version: of a tool, or of a template
 _DIGITS = 3

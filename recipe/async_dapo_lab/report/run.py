@@ -8,10 +8,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TypeVar
 
+from ...async_dapo.config.extensions import declared, not_here
 from ...async_dapo.record import keys
 from ...async_dapo.record.console import accuracies_of, accuracy_name, accuracy_of
-from ...async_dapo.record.run_files import STEPS_FILE
-from ...async_dapo.record.run_record import RunDescription, StepRecord, all_causes, read_description, read_steps
+from ..run_files import STEPS_FILE
+from ..run_record import RunDescription, StepRecord, all_causes, read_description, read_steps
 
 VERL_FILE = "metrics.jsonl"  # of verl's file logger, where the quick start and the benchmarks put it
 T = TypeVar("T")
@@ -77,7 +78,8 @@ class Run(StepMetrics):
         lines = _steps_of(files[0]) if files else []
         if not lines:
             what = f"no {STEPS_FILE} (written by a run) and no {VERL_FILE} (verl's file logger)"
-            raise NoRecord(f"{folder}: {what}, or it has no line of a step")
+            absent = "" if "record" in declared() else f"; {not_here('record')}, which writes the first one"
+            raise NoRecord(f"{folder}: {what}, or it has no line of a step{absent}")
         by_step: dict[int, dict[str, float]] = {}
         for line in lines:
             by_step.setdefault(line.step, {}).update(line.data)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...async_dapo.record.run_files import read_lines
+from ..run_files import read_lines
 from .samples import LoadSample
 
 _DIGITS = 3

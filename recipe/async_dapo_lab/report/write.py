@@ -9,9 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...async_dapo.record.run_files import STEPS_FILE
 from ...async_dapo.runtime.logs import log_phase
-from ..run_files import ANSWERS_FILE, CALLS_FILE, REPORT_FILE, SAMPLES_FILE
+from ..run_files import ANSWERS_FILE, CALLS_FILE, REPORT_FILE, SAMPLES_FILE, STEPS_FILE
 from .answers import read_samples
 from .calls import read_calls
 from .charts import INK, NARROW, SERIES, WIDE, draw

@@ -1,17 +1,21 @@
 """Whole runs on virtual time with engines on GPUs of their own, for every strategy and fault."""
 
 from collections import Counter
+from collections.abc import Mapping
 from random import Random
 
 import pytest
 
 from recipe.async_dapo.config.options import FilterConfig
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
+from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.engines.load_balancer import LoadBalancerStats
 from recipe.async_dapo.engines.replica import AsyncDAPOReplica
 from recipe.async_dapo.extensions.separate.engines import Replacements
+from recipe.async_dapo.rollout.reports import RoundRecord
 from recipe.async_dapo.training.engine_manager import EngineManager
+from recipe.async_dapo.training.observer import Observer
 
 from ....support.simulated_cluster import resumed
 from ....support.simulated_worker import Task, random_task
@@ -64,11 +68,21 @@ def test_given_a_steady_run_then_short_answers_are_not_preferred(start, strategy
     assert 0.9 < ratio < 1.1
 
 
+class PartsOfRounds(Observer):
+    """Notes what the load balancer has counted in each part of a round."""
+
+    def __init__(self, parts: list[LoadBalancerStats]) -> None:
+        self._parts = parts
+
+    def ended(self, record: RoundRecord, groups: Mapping[str, PromptGroup]) -> None:
+        self._parts.append(record.balancer)
+
+
 def test_given_a_checkpoint_before_a_step_s_batch_then_the_step_counts_what_engines_did_before_and_after_it(start):
     cluster = start(separate_options(RolloutStrategy.PARTIAL), SeparateCluster, task=random_task(3), num_servers=2)
     cluster.steps(2)
     parts: list[LoadBalancerStats] = []
-    cluster.buffer.recorder.engines_asked = parts.append
+    cluster.buffer.observers["parts"] = PartsOfRounds(parts)
     cluster.run_for(3)
     cluster.end_round()
     cluster.step()

@@ -1,17 +1,18 @@
 """The record of a run: what a resumed run keeps, and what a new one replaces."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from recipe.async_dapo.extensions.record import recorder as recorder_module
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, read_lines
-from recipe.async_dapo.record.run_record import RunDescription, StepRecord, all_causes, read_steps
-from recipe.async_dapo.training import recorder as recorder_module
-from recipe.async_dapo_lab.run_files import LENGTHS_FILE, SAMPLES_FILE
+from recipe.async_dapo_lab.report.record import LabRecord
+from recipe.async_dapo_lab.report.timeline import StepTimeline
+from recipe.async_dapo_lab.run_files import LENGTHS_FILE, SAMPLES_FILE, STEPS_FILE, read_lines
+from recipe.async_dapo_lab.run_record import StepRecord, all_causes, read_description, read_steps
 
-from ..support.recorded_runs import ScriptedRecorder
+from ....support.simulated_options import options
 
 TRAINED = {keys.STEP_S: 2.0}
 VALIDATED = {"val-core/math/acc/mean@1": 0.5}
@@ -25,9 +26,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def start(folder: Path, clock: list[float], causes: dict[str, int] | None = None) -> ScriptedRecorder:
-    description = RunDescription(name="run", system="partial, first_completed", started_s=clock[0])
-    return ScriptedRecorder(folder, description, causes or {})
+class Recorder(recorder_module.Recorder):
+    """With files of its own, as the lab's has."""
+
+    causes: dict[str, int]
+
+    def take_causes(self) -> dict[str, int]:
+        return self.causes
+
+    def begin_record(self, folder: Path, *, started_s: float, first_step: int) -> None:
+        self.record = LabRecord(folder, started_s=started_s, first_step=first_step)
+
+    def log(self, data: Any, step: int) -> None:
+        super().log(data, step)
+        self.record.add(step, StepTimeline(spans=[], engines={}), lengths=[{"step": step}])
+
+
+def start(folder: Path, clock: list[float], causes: dict[str, int] | None = None) -> Recorder:
+    own = Recorder(options())
+    own.write_to(folder, {"name": "run", "system": "partial, first_completed", "started_s": clock[0]})
+    own.causes = causes or {}
+    return own
 
 
 def steps(folder: Path) -> list[StepRecord]:
@@ -53,7 +72,8 @@ def test_a_run_has_a_line_a_step_with_its_time_and_what_groups_failed_of(tmp_pat
         (1, 7.0, TRAINED),
     ]
     assert all_causes(steps(tmp_path / "run")) == {"reward_error: KeyError('a') at reward.py:3": 4}
-    assert json.loads((tmp_path / "run" / RUN_FILE).read_text())["system"] == "partial, first_completed"
+    description = read_description(tmp_path / "run")
+    assert description is not None and description.system == "partial, first_completed"
 
 
 def test_a_resumed_run_goes_on_with_the_record_and_its_clock(tmp_path: Path, clock: list[float]) -> None:
@@ -83,9 +103,3 @@ def test_a_new_run_in_the_same_folder_starts_a_new_record(tmp_path: Path, clock:
         recorder.log(first, 0 if first is VALIDATED else 1)
         recorder.log(TRAINED, 2)
     assert [line.step for line in steps(tmp_path)] == [1, 2]
-
-
-def test_verls_own_file_is_read_as_far_as_it_was_written(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "data": {"a": 1.0}}\n{"step": 2, "da')
-    [line] = read_steps(tmp_path / "metrics.jsonl")
-    assert (line.step, line.data) == (1, {"a": 1.0})

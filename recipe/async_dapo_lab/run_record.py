@@ -1,4 +1,4 @@
-"""What a run leaves for its report, in one folder: `run.json` says what it is, `steps.jsonl` has a line a step."""
+"""The record of a run, as `extensions/record` of the recipe writes it: what was run, and a line a step."""
 
 import json
 from collections import Counter

@@ -9,7 +9,7 @@ from recipe.async_dapo.core.trajectory import Timed
 from recipe.async_dapo.rollout.packed_output import TIMED
 from recipe.async_dapo_lab.recorder import _episodes
 
-from ..support.queued_rows import QueuedRows
+from ....support.queued_rows import QueuedRows
 
 REQUEST = Timed(server="a", asked_s=1.0, sent_s=2.0, over_s=4.0, tokens=2)
 
