@@ -39,10 +39,8 @@ def _run(config: DictConfig) -> None:
             with open_dict(config):
                 config.ray_kwargs.ray_init.update(dict.fromkeys(_OF_A_CLUSTER))
         from recipe.async_dapo.runtime.node_start import run_on_ray
-        from recipe.async_dapo.runtime.shipping import shipped
 
-        with shipped(config) as first_actor:
-            run_on_ray(config, first_actor(ray.remote(num_cpus=1)(StruckTaskRunner)))
+        run_on_ray(config, ray.remote(num_cpus=1)(StruckTaskRunner))
 
 
 def _rehearse(config: DictConfig) -> None:

@@ -47,11 +47,9 @@ def _run(config: DictConfig) -> None:
         check_all(config)
         log_phase("all checks have passed; starting Ray")
         from .runtime.node_start import run_on_ray
-        from .runtime.shipping import shipped
         from .training.task_runner import AsyncDAPOTaskRunnerActor
 
-        with shipped(config) as first_actor:
-            run_on_ray(config, first_actor(AsyncDAPOTaskRunnerActor))
+        run_on_ray(config, AsyncDAPOTaskRunnerActor)
 
 
 @contextmanager

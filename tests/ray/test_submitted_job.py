@@ -1,7 +1,7 @@
 """A driver that `ray job submit` has started, whose job has a runtime environment of its own.
 
-Nightly: how both environments become one is in `tests/startup/test_shipping.py`, and `tests/e2e/test_two_nodes.py`
-trains with code that Ray has shipped.
+Nightly: how both environments become one is in `tests/extensions/shipping/startup/test_shipping.py`, and
+`tests/e2e/test_two_nodes.py` trains with code that Ray has shipped.
 """
 
 import json
@@ -32,8 +32,7 @@ DRIVER = """
 import sys
 sys.path[:0] = [{root!r}, {root!r} + "/recipe/async_dapo_lab/cpu/plugin"]
 import ray
-from verl.trainer.main_ppo import run_ppo
-from recipe.async_dapo.runtime.shipping import shipped
+from recipe.async_dapo.runtime.node_start import run_on_ray
 from tests.support.composed_runs import compose_run
 
 def runner(folder):
@@ -49,9 +48,7 @@ def runner(folder):
                 json.dump(seen, file)
     return ray.remote(Runner)
 
-config = compose_run(sys.argv[2:])
-with shipped(config) as first_actor:
-    run_ppo(config, task_runner_class=first_actor(runner(sys.argv[1])))
+run_on_ray(compose_run(sys.argv[2:]), runner(sys.argv[1]))
 """
 JOB_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",  # shipped by the recipe

@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 
 from recipe.async_dapo.runtime.logs import show_logs
 from recipe.async_dapo.runtime.node_start import run_on_ray
-from recipe.async_dapo.runtime.shipping import shipped
 from recipe.async_dapo.startup.preflight import check_all
 
 FAILING_ENGINE = Path(__file__).with_name("failing_engine")
@@ -34,8 +33,7 @@ def main(config: DictConfig) -> None:
 
     if json.loads(os.environ.get("SWITCHES", "{}")).get("deaths"):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(FAILING_ENGINE), os.environ["PYTHONPATH"]])
-    with shipped(config) as first_actor:
-        run_on_ray(config, first_actor(ray.remote(num_cpus=1)(InspectedTaskRunner)))
+    run_on_ray(config, ray.remote(num_cpus=1)(InspectedTaskRunner))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from ..data_plane import join_queue
 from ..engines.client import AsyncDAPOLLMClient
 from ..runtime.aio import Gathered
 from ..runtime.logs import show_logs
-from ..runtime.shipping import localise
+from ..runtime.shipping import shipping
 from ..runtime.verl_version import check_versions
 from .agent_loops import AgentLoopFactory, Calls, Loops
 from .codec import check_shown, codec
@@ -50,7 +50,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     def __init__(self, config: DictConfig, *args: Any, **kwargs: Any) -> None:
         show_logs()
         check_versions()
-        localise(config)
+        shipping().localise(config)
         super().__init__(config, *args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
         codec()  # its extension's imports would hold up the first trajectories

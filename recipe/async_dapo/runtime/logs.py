@@ -7,7 +7,7 @@ import time
 
 logger = logging.getLogger(__name__)
 
-# When the run was started [s since the epoch]; reaches all processes, see `shipping.ENVIRONMENT`.
+# When the run was started [s since the epoch]; `extensions/shipping` sends it to all nodes.
 STARTED_VARIABLE = "ASYNC_DAPO_STARTED_S"
 
 # What Ray says of an actor that is dead, in lines of their own.

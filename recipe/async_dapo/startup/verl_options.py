@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from ..config.places import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 from ..config.values import (
     NO_NODE,
     ConfigError,
@@ -24,7 +25,6 @@ from ..config.values import (
     refused,
     typed,
 )
-from ..runtime.shipping import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _KWARGS = "actor_rollout_ref.model.", "reward.reward_kwargs."

@@ -22,7 +22,7 @@ from ..engines.replica import AsyncDAPOReplica, register_replica
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase, show_logs
-from ..runtime.shipping import localise
+from ..runtime.shipping import shipping
 from ..weights.stream import CUSTOM_OPTIONS, sockets_folder
 from .importance_sampling import wire_importance_sampling
 from .trainer import AsyncDAPOTrainer
@@ -64,7 +64,7 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] | None = None)
     show_logs()
     use_idle_cores()
     OmegaConf.resolve(config)
-    localise(config)
+    shipping().localise(config)
     options = AsyncDAPOConfig.from_hydra(config)
     parts = Parts.of(config)
     router_config = _prepare(config, options, parts)

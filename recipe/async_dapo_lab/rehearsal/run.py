@@ -37,7 +37,6 @@ def _run(config: DictConfig) -> None:
         check_all(config)
         options.step_cost(config)
         from ...async_dapo.runtime.node_start import run_on_ray
-        from ...async_dapo.runtime.shipping import shipped
 
         options.folder.mkdir(parents=True, exist_ok=True)
         emulate(config, options)
@@ -48,8 +47,7 @@ def _run(config: DictConfig) -> None:
         part = options.folder / f"{CONFIG}.part"
         OmegaConf.save(config, part)
         part.replace(options.folder / CONFIG)  # the supervisor reads it as soon as it is there
-        with shipped(config, LAB_DIR) as first_actor:
-            run_on_ray(config, first_actor(ray.remote(num_cpus=1)(RehearsalTaskRunner)))
+        run_on_ray(config, ray.remote(num_cpus=1)(RehearsalTaskRunner), LAB_DIR)
 
 
 class RehearsalTaskRunner:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from ...config.places import CODE_OPTIONS, DATA_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 from ...config.values import ConfigError, check_each
 from ...record.run_files import metrics_file
-from ...runtime.shipping import CODE_OPTIONS, DATA_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 from ...startup.checkpoint_to_resume import nearest
 from ...startup.verl_options import listed
 

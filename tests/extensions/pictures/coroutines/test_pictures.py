@@ -78,7 +78,6 @@ def test_a_worker_has_loaded_what_opens_pictures_before_its_first_trajectory(mon
     monkeypatch.setattr(AgentLoopWorker, "__init__", lambda self, config: setattr(self, "config", config))
     for name in ("show_logs", "join_queue"):
         monkeypatch.setattr(worker, name, lambda: None)
-    monkeypatch.setattr(worker, "localise", lambda config: None)
     codec.cache_clear()
     worker.AsyncDAPOAgentLoopWorker(compose_run(valid_overrides(tmp_path)))
     monkeypatch.setattr("recipe.async_dapo.rollout.codec.of_copy", None)

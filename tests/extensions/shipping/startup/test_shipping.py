@@ -11,8 +11,14 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import load_extern_object
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.runtime import logger_variables, shipping
-from recipe.async_dapo.runtime.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped
+from recipe.async_dapo.extensions.shipping import logger_variables
+from recipe.async_dapo.extensions.shipping.staging import (
+    JOB_VARIABLE,
+    OVERRIDE_VARIABLE,
+    USER_PACKAGE,
+    localise,
+    staged,
+)
 from recipe.async_dapo_lab.train import RECORDER
 
 
@@ -43,37 +49,17 @@ def run_elsewhere(code: str, modules: list[Path], folder: Path, *more: Path) -> 
     return done.stdout.strip()
 
 
-class ActorClass:
-    def remote(self, *arguments: str) -> tuple[str, ...]:
-        return arguments
-
-    def options(self, **_: str) -> "ActorClass":
-        return self
-
-
-def test_given_a_ray_that_has_the_code_when_the_first_actor_is_made_then_the_staging_is_gone(run, monkeypatch) -> None:
-    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 2.0})
+def test_what_is_staged_is_gone_when_ray_has_it(run) -> None:
     config = run()
-    for options in ({}, {"name": "runner"}):
-        with shipped(config) as first_actor:
-            staging = modules_of(config)[0].parent
-            assert first_actor(ActorClass()).options(**options).remote("argument") == ("argument",)
-            assert not staging.exists()
-
-
-@pytest.mark.parametrize(("resources", "warnings"), [({"CPU": 2.0}, 0), ({"memory": 1e9}, 1)])
-def test_given_a_cluster_without_cpus_when_the_first_actor_is_made_then_it_is_said_what_the_run_waits_for(
-    run, monkeypatch, caplog, resources, warnings
-) -> None:
-    monkeypatch.setattr("ray.cluster_resources", lambda: resources)
-    with shipped(run()) as first_actor, caplog.at_level("WARNING", logger=shipping.__name__):
-        first_actor(ActorClass()).remote()
-    assert caplog.text.count("no node of this Ray cluster offers a CPU: the run waits until one joins") == warnings
+    with staged(config) as ray_has_it:
+        staging = modules_of(config)[0].parent
+        ray_has_it()
+        assert not staging.exists()
 
 
 def test_given_a_recorder_in_a_package_beside_the_recipe_when_shipped_then_other_nodes_can_load_it(run, tmp_path):
     config = run(f"async_dapo.recorder={RECORDER}")
-    with shipped(config):
+    with staged(config):
         code = "import recipe.async_dapo_lab.run_files as module; print(module.__file__)"
         assert Path(run_elsewhere(code, modules_of(config), tmp_path)).is_relative_to(modules_of(config)[0])
 
@@ -86,7 +72,7 @@ def test_given_a_node_with_other_recipes_when_shipped_then_it_can_import_both(ru
     if kind == "package":
         (other.parent / "__init__.py").touch()
     config = run()
-    with shipped(config):
+    with staged(config):
         code = "import recipe.async_dapo.config as module, recipe.other; print(module.__file__)"
         origin = run_elsewhere(code, modules_of(config), tmp_path, tmp_path / "site")
         assert Path(origin).is_relative_to(modules_of(config)[0])
@@ -97,7 +83,7 @@ def test_given_a_reward_function_in_a_file_when_shipped_then_other_nodes_can_loa
     manager = tmp_path / "reward.py"  # a file of the same name
     manager.write_text("class Manager: ...\n")
     config = run(f"reward.reward_manager.module.path=file://{manager}")
-    with shipped(config):
+    with staged(config):
         path = config.reward.custom_reward_function.path
         paths = {path, config.reward.reward_manager.module.path}
         folder = modules_of(config)[-1]
@@ -111,7 +97,7 @@ def test_given_a_reward_function_in_a_file_when_shipped_then_other_nodes_can_loa
 def test_given_a_reward_function_in_a_package_and_a_model_of_the_hub_when_shipped_then_they_stay(run):
     function, model = "pkg://recipe.async_dapo_lab.quickstart.task", "Qwen/Qwen3-8B-Base"
     config = run(f"reward.custom_reward_function.path={function}", f"actor_rollout_ref.model.path={model}")
-    with shipped(config):
+    with staged(config):
         assert config.reward.custom_reward_function.path == function
         assert config.actor_rollout_ref.model.path == model
         assert USER_PACKAGE not in [path.name for path in modules_of(config)]
@@ -120,7 +106,7 @@ def test_given_a_reward_function_in_a_package_and_a_model_of_the_hub_when_shippe
 def test_given_agent_loop_options_in_a_file_when_shipped_then_each_node_opens_its_own_copy(run, tmp_path, monkeypatch):
     (tmp_path / "loops.yaml").write_text("- name: my_loop\n")
     config = run(f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path}/loops.yaml")
-    with shipped(config):
+    with staged(config):
         for module in modules_of(config):
             monkeypatch.syspath_prepend(module.parent)
         there = config.copy()
@@ -133,7 +119,7 @@ def test_given_agent_loop_options_in_a_file_when_shipped_then_each_node_opens_it
 
 def test_given_a_missing_file_when_shipped_then_it_is_refused(run, tmp_path):
     config = run(f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/none.yaml")
-    with pytest.raises(ConfigError, match=r"tool_config_path=.*/none\.yaml: no such file"), shipped(config):
+    with pytest.raises(ConfigError, match=r"tool_config_path=.*/none\.yaml: no such file"), staged(config):
         pass
 
 
@@ -148,7 +134,7 @@ def test_given_relative_places_when_shipped_then_they_are_absolute(run, files, m
         "trainer.default_local_dir=checkpoints",
         "global_profiler.save_path=traces",
     )
-    with shipped(config):
+    with staged(config):
         assert list(config.data.train_files) == [f"{files}/train.parquet"]
         assert config.data.val_files == f"{files}/val.parquet"
         assert config.actor_rollout_ref.model.path == f"{files}/model"
@@ -172,7 +158,7 @@ def test_given_the_users_own_runtime_environment_when_shipped_then_it_is_kept_an
     monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "0")
     theirs = "py_modules: [/theirs], env_vars: {A: b, HF_HUB_OFFLINE: '0'}, worker_process_setup_hook: theirs.hook"
     config = run(f"+ray_kwargs.ray_init.runtime_env={{{theirs}}}")
-    with shipped(config):
+    with staged(config):
         runtime_env = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env)
     assert runtime_env["py_modules"][0] == "/theirs" and len(runtime_env["py_modules"]) > 1
     shown = {"A": "b", "HF_HUB_OFFLINE": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
@@ -191,7 +177,7 @@ def test_given_places_of_loggers_when_shipped_then_they_are_those_of_the_drivers
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "my_losses")
     config = run()
-    with shipped(config):
+    with staged(config):
         told = config.ray_kwargs.ray_init.runtime_env.env_vars
     assert (
         f"{tmp_path}/board" == told.TENSORBOARD_DIR and "VERL_FILE_LOGGER_ROOT" not in told
@@ -228,7 +214,7 @@ def test_given_a_logger_of_another_place_when_shipped_then_it_is_sent_unless_it_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(name, value)
     config = run()
-    with caplog.at_level("WARNING", logger=logger_variables.__name__), shipped(config):
+    with caplog.at_level("WARNING", logger=logger_variables.__name__), staged(config):
         told = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env)["env_vars"]
     assert told.get(name) == (sent and sent.format(here=tmp_path))
     assert "kept-secret" not in f"{told}{caplog.text}" and (f"{name} holds a password" in caplog.text) is (sent is None)
@@ -236,7 +222,7 @@ def test_given_a_logger_of_another_place_when_shipped_then_it_is_sent_unless_it_
 
 def test_given_no_setup_hook_when_shipped_then_processes_get_ours_and_can_import_it(run, tmp_path):
     config = run()
-    with shipped(config):
+    with staged(config):
         hook = config.ray_kwargs.ray_init.runtime_env.worker_process_setup_hook
         module, _, function = hook.rpartition(".")
         code = f"import gc, {module} as module; module.{function}(); print(gc.get_threshold()[0])"
@@ -255,7 +241,7 @@ def job(monkeypatch):
 
 
 def test_given_a_ray_job_when_shipped_then_its_modules_stay_and_its_variables_and_hook_go_before_our_defaults(run, job):
-    with shipped(run()):
+    with staged(run()):
         assert os.environ[OVERRIDE_VARIABLE] == "0", "Ray is told to override a job that is none"
     job(
         py_modules=["gcs://theirs.zip"],
@@ -263,7 +249,7 @@ def test_given_a_ray_job_when_shipped_then_its_modules_stay_and_its_variables_an
         env_vars={"VERL_DATAPROTO_SERIALIZATION_METHOD": "theirs", "WANDB_API_KEY": "kept-secret"},
     )
     config = run("+ray_kwargs.ray_init.runtime_env={py_modules: [/mine], env_vars: {A: b}}")
-    with shipped(config):
+    with staged(config):
         runtime_env = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env)
     assert runtime_env["py_modules"][:2] == ["gcs://theirs.zip", "/mine"] and len(runtime_env["py_modules"]) > 2
     assert runtime_env["env_vars"]["A"] == "b" and runtime_env["env_vars"]["VERL_PLATFORM"] == "cpu"
@@ -276,5 +262,5 @@ def test_given_a_field_that_the_ray_job_sets_when_the_options_set_it_too_then_th
     job(pip=["theirs"], working_dir="gcs://theirs.zip")
     config = run("+ray_kwargs.ray_init.runtime_env={pip: [mine]}")
     message = r"ray_init\.runtime_env\.pip=.*mine.*: the Ray job sets pip, too; leave it out here, or there"
-    with pytest.raises(ConfigError, match=message), shipped(config):
+    with pytest.raises(ConfigError, match=message), staged(config):
         pass
