@@ -13,7 +13,7 @@ import torch
 import zmq
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
-from recipe.async_dapo.runtime import reconnect
+from recipe.async_dapo.runtime import aio
 from recipe.async_dapo.weights import adapter as adapter_module
 from recipe.async_dapo.weights.adapter import EngineWatch, WeightSender
 
@@ -157,7 +157,7 @@ def test_given_an_engine_that_cannot_be_reached_for_a_while_then_it_is_asked_aga
     tmp_path, server, monkeypatch
 ) -> None:
     monkeypatch.setattr(adapter_module, "RECONNECT_S", 0.0)
-    monkeypatch.setattr(reconnect, "RECONNECT_S", 0.0)
+    monkeypatch.setattr(aio, "RECONNECT_S", 0.0)
     adapter = make_adapter(tmp_path, server)
 
     def engine() -> None:
@@ -202,7 +202,7 @@ def test_given_an_engine_that_fails_to_load_the_weights_then_its_error_is_raised
 
 def test_given_a_connection_that_breaks_then_the_engine_is_watched_again_and_not_lost(monkeypatch) -> None:
     monkeypatch.setattr(adapter_module, "RECONNECT_S", 0.0)
-    monkeypatch.setattr(reconnect, "RECONNECT_S", 0.0)
+    monkeypatch.setattr(aio, "RECONNECT_S", 0.0)
     server = FakeServer()
     watch = EngineWatch([server])
     server.call("until_death").future().set_exception(ActorUnavailableError("cut off", None))

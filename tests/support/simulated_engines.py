@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from recipe.async_dapo.runtime.reconnect import RECONNECT_S
+from recipe.async_dapo.runtime.aio import RECONNECT_S
 
 from .fake_handle import FakeHandle, RemoteCall
 from .simulation import REMOTE

@@ -21,7 +21,6 @@ from ..calls import call_id
 from ..config.values import ConfigError
 from ..core.journal import name_of
 from ..core.trajectory import BrokenRecord, Trajectory, Turn
-from ..core.turn_phase import TurnPhase, phase_of
 from ..record.plain_values import AGENT_LOOP
 from ..recording import TrajectoryInterrupted, TrajectoryRecorder, current_recorder, cut
 from .engine_requests import EngineRequests
@@ -185,14 +184,13 @@ class AsyncDAPOLLMClient(LLMServerClient):
         number = recorder.next_turn - 1
         while True:
             is_over = turn.finish_reason is not None or turn.generated_tok >= asked.budget_tok
-            phase = phase_of(rests=recorder.rests, is_over=is_over, round_left_tok=recorder.round_left_tok)
-            if phase is TurnPhase.END:
+            if is_over and not recorder.rests:
                 break
-            if phase is TurnPhase.REQUEST:
+            if recorder.round_left_tok > 0 and not recorder.rests:
                 with recorder.request_out():
                     await self._request(recorder, turn, asked)
                 continue
-            recorder.stop()
+            recorder.stop()  # the turn goes on in the next round
             if recorder.kept_loop is None:
                 await recorder.all_back()  # the first that is raised ends the loop
                 raise TrajectoryInterrupted(f"interrupted after {turn.generated_tok} tokens of a turn")

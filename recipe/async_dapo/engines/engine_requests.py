@@ -17,8 +17,7 @@ from ..core.balance import Requested, Returned
 from ..core.trajectory import Timed, Turn
 from ..recording import append_tokens
 from ..runtime.actor_watch import ActorDied
-from ..runtime.aio import Gathered, resolve, run_to_completion
-from ..runtime.reconnect import RECONNECT_S
+from ..runtime.aio import RECONNECT_S, Gathered, resolve, run_to_completion
 from .protocol import ABORTED, ERROR, MORE, UNKNOWN, counts_of, extra_of
 from .routes import append_routes
 

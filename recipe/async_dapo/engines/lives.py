@@ -19,8 +19,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from ..runtime.aio import await_all
-from ..runtime.reconnect import insist
+from ..runtime.aio import await_all, insist
 
 logger = logging.getLogger(__name__)
 

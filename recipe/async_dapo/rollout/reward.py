@@ -21,7 +21,7 @@ from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ..core.users_errors import ProcessLost, RaisedElsewhere, describe, user_traceback
 from ..recording import TrajectoryRecorder
 from ..runtime.actor_watch import ActorDied
-from ..runtime.reconnect import RECONNECT_S, insist
+from ..runtime.aio import RECONNECT_S, insist
 from .reward_values import plain_reward
 
 logger = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
 """asyncio helpers: finish a clean-up whatever happens, limit what may time out itself, wait for several remote calls,
-send many things in one.
+send many things in one, repeat one over a connection that breaks for a moment.
 """
 
 import asyncio
@@ -10,12 +10,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+from ray.exceptions import ActorUnavailableError
+
 from .containment import contained
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+RECONNECT_S = 1.0  # pause before an actor that could not be reached is called again
 
 
 async def run_to_completion(cleanup: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
@@ -94,6 +98,26 @@ async def await_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def insist(
+    call: Callable[[], Awaitable[T]], *, goes_on: Callable[[ActorUnavailableError], bool] = lambda _: True
+) -> T:
+    """Make a remote call, again while its actor cannot be reached: it may arrive twice.
+
+    Args:
+        goes_on: is asked after each such call whether to repeat it.
+
+    Raises:
+        ActorUnavailableError: where it does not go on.
+    """
+    while True:
+        try:
+            return await call()
+        except ActorUnavailableError as error:
+            if not goes_on(error):
+                raise
+        await asyncio.sleep(RECONNECT_S)
 
 
 class Gathered(Generic[T, R]):

@@ -21,7 +21,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
-from ..runtime.reconnect import RECONNECT_S, insist
+from ..runtime.aio import RECONNECT_S, insist
 from .stream import CUSTOM_OPTIONS, NamedTensor, private_handle, run_name, sockets_folder, with_proof
 from .wire import WireType
 
