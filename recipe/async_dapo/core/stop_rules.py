@@ -79,16 +79,6 @@ class StartOrder(StopRule):
         return uid not in self._ended
 
 
-class WhenTold(StopRule):
-    """Met when it is told to be: a round whose batches are handed over while it goes on."""
-
-    def __init__(self) -> None:
-        super().__init__(missing=1)
-
-    def tell(self) -> None:
-        self._missing = 0
-
-
 def rule_of(name: StopRuleName, missing: int) -> StopRule:
     """
     Args:

@@ -3,16 +3,11 @@ send many things in one, repeat one over a connection that breaks for a moment.
 """
 
 import asyncio
-import contextvars
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from ray.exceptions import ActorUnavailableError
-
-from .containment import contained
 
 logger = logging.getLogger(__name__)
 
@@ -63,26 +58,6 @@ async def within(limit_s: float | None, awaitable: Awaitable[T]) -> T:
         if limit.expired():
             raise LimitReached from error
         raise
-
-
-async def on_thread(function: Callable[..., T], *args: Any) -> T:
-    """What a plain function returns, while the event loop goes on; nothing waits for a thread that never ends."""
-    result: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            with contained():
-                result.set_result(function(*args))
-        except StopIteration as error:  # no future of asyncio can hold it: what waits for one would wait for ever
-            stopped = RuntimeError(repr(error)).with_traceback(error.__traceback__)
-            stopped.__cause__ = error
-            result.set_exception(stopped)
-        except BaseException as error:
-            result.set_exception(error)
-
-    result.set_running_or_notify_cancel()
-    threading.Thread(target=contextvars.copy_context().run, args=[work], daemon=True).start()
-    return await asyncio.wrap_future(result)
 
 
 async def resolve(awaitable: Awaitable[T]) -> T:

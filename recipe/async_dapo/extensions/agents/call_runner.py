@@ -22,11 +22,11 @@ from ...record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to
 from ...recording import TrajectoryRecorder, current_recorder
 from ...rollout.agent_loops import Calls
 from ...runtime.actor_watch import ActorDied
-from ...runtime.aio import LimitReached, on_thread, within
+from ...runtime.aio import LimitReached, within
 from ...runtime.containment import value_of
 from .call_recorder import CallRecorder
 from .in_calls import InCalls
-from .tools import drop_live, recorded_tools
+from .tools import drop_live, on_thread, recorded_tools
 
 logger = logging.getLogger(__name__)
 

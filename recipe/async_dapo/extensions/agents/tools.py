@@ -1,10 +1,13 @@
 """verl's tools as its agent loops get them here: each call is made once, however often the loop runs."""
 
 import asyncio
+import contextvars
 import functools
 import logging
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,8 +24,8 @@ from ...core.outcome import Cause, TrajectoryFailed
 from ...record.plain_values import AGENT_LOOP, to_plain
 from ...recording import current_recorder
 from ...rollout.codec import PROMPTS_ONLY
-from ...runtime.aio import LimitReached, on_thread, within
-from ...runtime.containment import value_of
+from ...runtime.aio import LimitReached, within
+from ...runtime.containment import contained, value_of
 from .call_recorder import CallRecorder
 
 logger = logging.getLogger(__name__)
@@ -327,3 +330,23 @@ def plain_answer(response: ToolResponse, reward: float, metrics: dict) -> list[A
 def _triple(answer: list[Any]) -> tuple[ToolResponse, float, dict]:
     response, reward, metrics = answer
     return ToolResponse(**response), reward, metrics
+
+
+async def on_thread(function: Callable[..., T], *args: Any) -> T:
+    """What a plain function returns, while the event loop goes on; nothing waits for a thread that never ends."""
+    result: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            with contained():
+                result.set_result(function(*args))
+        except StopIteration as error:  # no future of asyncio can hold it: what waits for one would wait for ever
+            stopped = RuntimeError(repr(error)).with_traceback(error.__traceback__)
+            stopped.__cause__ = error
+            result.set_exception(stopped)
+        except BaseException as error:
+            result.set_exception(error)
+
+    result.set_running_or_notify_cancel()
+    threading.Thread(target=contextvars.copy_context().run, args=[work], daemon=True).start()
+    return await asyncio.wrap_future(result)

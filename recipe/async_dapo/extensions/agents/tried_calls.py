@@ -13,9 +13,10 @@ from ...config.options import AsyncDAPOConfig
 from ...config.values import ConfigError, check_choice, check_each
 from ...core.users_errors import shortened, shown_name, user_frames
 from ...record.plain_values import AGENT_LOOP, to_plain
-from ...runtime.aio import LimitReached, on_thread, within
+from ...runtime.aio import LimitReached, within
 from ...runtime.containment import contained, value_of
 from ...startup.preflight import NOT_TRIED, Check, Seen
+from .tools import on_thread
 
 OPTION = "async_dapo.calls.check"
 LONGEST_S = 60.0  # of a call that is tried: a run may allow its own more

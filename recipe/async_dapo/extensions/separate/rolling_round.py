@@ -13,8 +13,18 @@ from ...core.over_sampling import AtHand
 from ...core.round import Round, RoundSpec, RoundSummary
 from ...core.round_groups import WaitingGroup
 from ...core.round_parts import ALL, Quota, RoundPart
-from ...core.stop_rules import WhenTold
+from ...core.stop_rules import StopRule
 from .deadlines import Deadlines
+
+
+class WhenTold(StopRule):
+    """Met when it is told to be: a round whose batches are handed over while it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__(missing=1)
+
+    def tell(self) -> None:
+        self._missing = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
