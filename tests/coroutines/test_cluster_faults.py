@@ -18,7 +18,7 @@ from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.rollout.manager import RolloutError
 from recipe.async_dapo.runtime.logs import last_line
-from recipe.async_dapo.training.tracking import HealthLog
+from recipe.async_dapo.training.loggers import HealthLog
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.scripted_reward import reward_options

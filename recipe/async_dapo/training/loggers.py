@@ -2,15 +2,16 @@
 
 import logging
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from omegaconf import DictConfig
 from verl.utils.tracking import Tracking
 
 from ..core.policy_health import PolicyHealth
+from ..record import keys
 from ..record.console import Pace, step_line
 from ..record.run_files import last_set_aside, lines_before, metrics_file, set_aside
-from .tracking import HealthLog
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,17 @@ class StepLines:
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         logger.info(step_line(step, data, speedup=self._speedup, pace=self._pace))
+
+
+class HealthLog:
+    """Shows each trained step to what judges the policy."""
+
+    def __init__(self, health: PolicyHealth) -> None:
+        self._health = health
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        if keys.STEP_S in data:
+            self._health.observe(step, {key: float(value) for key, value in data.items() if isinstance(value, Real)})
 
 
 def keep_metrics_file(config: DictConfig, step: int) -> bytes:

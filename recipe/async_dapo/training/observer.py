@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
-
 from ..core.pool import PoolWatch
 from ..core.staleness import VersionShares
 from ..core.trajectory import PromptGroup
@@ -14,18 +12,16 @@ from .validation import ValidationAnswers
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
 
+    from .trainer import AsyncDAPOTrainer
+
 
 class Observer(PoolWatch):
     """Looks at rounds, at what the pool does with each group, and at the trainer; adds metrics to steps, and may keep a
     state over them. It is one of verl's loggers, too. The base looks at nothing.
     """
 
-    def training_begins(self, config: DictConfig, *, prompts: int) -> None:
-        """Training begins, or goes on from a checkpoint.
-
-        Args:
-            prompts: that verl has kept to train on.
-        """
+    def training_begins(self, trainer: "AsyncDAPOTrainer") -> None:
+        """Training begins, or goes on from a checkpoint."""
 
     def begin_phase(self, name: str | None) -> None:
         """The trainer turns to something else, for example to the rollout; None: it has done that."""

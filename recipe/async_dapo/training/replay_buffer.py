@@ -30,7 +30,6 @@ from .metrics import round_metrics
 from .observer import Observer
 from .source import Loader, Rows, Source
 from .too_few_groups import policy_health, too_many_batches, too_many_failures, too_many_set_aside
-from .tracking import log_concurrency
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +54,16 @@ class RoundReplayBuffer(ReplayBuffer):
         self._has_opened = False
         for name in options.extensions:
             self._plug_in(name)
-        self._mix = self.source.mix(options.over_sampling())
-        self._over_sampling = self._mix.over_sampling
-        self._round_size = options.round_size()
+        self.mix = self.source.mix(options.over_sampling())
+        self._over_sampling = self.mix.over_sampling
+        self.round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
         self.withheld_tok = 0  # of the batch in training [tokens]
         self.left_out = 0  # trajectories of a validation that failed [count]
         self.health = policy_health()
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
-            mix=self._mix,
+            mix=self.mix,
             keeps_tokens=options.mixes_versions,
             stop_rule=options.stop_rule,
             staleness=self._staleness,
@@ -119,7 +118,7 @@ class RoundReplayBuffer(ReplayBuffer):
             round_id=f"step-{step}",
             carried_valid_groups=self.pool.num_carried,
             must_finish=self.pool.must_finish(step),
-            quotas=self._mix.quotas(self.pool.carried),
+            quotas=self.mix.quotas(self.pool.carried),
         )
 
     def _make_spec(self, kind: type[S], **of_round: Any) -> S:
@@ -127,7 +126,7 @@ class RoundReplayBuffer(ReplayBuffer):
             kind,
             capacity=self.manager.capacity,
             over_sampling=self._over_sampling,
-            round_size=self._round_size,
+            round_size=self.round_size,
             **of_round,
         )
 
@@ -167,14 +166,13 @@ class RoundReplayBuffer(ReplayBuffer):
             record,
             versions,
             ledger=self.check_ledger(),
-            mix=self._mix,
+            mix=self.mix,
             withheld_tok=self.withheld_tok,
             buffered_tok=sum(group.generated_tok for group in self.pool.buffered),
         )
         for observer in self.observers.values():
             metrics |= {PREFIX + name: float(value) for name, value in observer.closed(record, versions).items()}
             observer.batch_made(global_steps, record, batch)
-        log_concurrency(global_steps, record.balancer, self.options, self._mix, self._round_size)
         return batch, metrics
 
     def state(self) -> RolloutState:
@@ -182,7 +180,7 @@ class RoundReplayBuffer(ReplayBuffer):
         return RolloutState(
             pool=self.pool.state(),
             over_sampling=self._over_sampling.state(),
-            ended=self._round_size.state(),
+            ended=self.round_size.state(),
             concurrency=self._concurrency_state,
             extensions={name: state for name, one in self.observers.items() if (state := one.state())},
         )
@@ -201,7 +199,7 @@ class RoundReplayBuffer(ReplayBuffer):
             self.observers[name].restore(held)
         self.pool.restore(state.pool, deferred=self.source.held)
         self._over_sampling.restore(state.over_sampling)
-        self._round_size.restore(state.ended)
+        self.round_size.restore(state.ended)
         self._concurrency_state = state.concurrency
         if other := self.pool.group_sizes - {self.options.rollout_n}:
             raise ConfigError(
@@ -212,8 +210,8 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def _learn(self, record: RoundRecord, versions: VersionShares) -> None:
         """What the next round is sized by."""
-        self._mix.observe(versions.partial_share, record.summary.outcomes)
-        self._round_size.observe(record.summary.outcomes)
+        self.mix.observe(versions.partial_share, record.summary.outcomes)
+        self.round_size.observe(record.summary.outcomes)
         self._concurrency_state = record.balancer.concurrency_state
 
     def check_ledger(self) -> dict[str, int]:
@@ -221,10 +219,10 @@ class RoundReplayBuffer(ReplayBuffer):
         return self.pool.check_ledger(deferred=self.source.held)
 
     def _refill(self, step: int) -> None:
-        for part, count in self._mix.to_draw(self.manager.ask("at_hand")).items():
+        for part, count in self.mix.to_draw(self.manager.ask("at_hand")).items():
             self._check_part(part)
             self._add_prompts(part, count, step)
-            self._count_batches(part, Fraction(count, self._mix.batch_unit(part)))
+            self._count_batches(part, Fraction(count, self.mix.batch_unit(part)))
         self.manager.add_groups(self.pool.dispatch())
 
     def _count_batches(self, part: str, count: Fraction) -> None:

@@ -143,7 +143,7 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def _extend(self, tracking: Tracking) -> None:
         for name, observer in self.replay_buffer.observers.items():
-            observer.training_begins(self.config, prompts=len(self.train_dataset))
+            observer.training_begins(self)
             tracking.logger[f"async_dapo_{name}"] = observer
         extend(
             tracking,

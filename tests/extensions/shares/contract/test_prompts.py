@@ -73,7 +73,7 @@ def test_a_run_goes_on_with_the_next_prompt_of_each_source(files) -> None:
 
 @pytest.mark.slow
 def test_balanced_has_the_shares_of_the_data(files) -> None:
-    mix = Loaded(*files, "async_dapo.sources=balanced").replay_buffer._mix
+    mix = Loaded(*files, "async_dapo.sources=balanced").replay_buffer.mix
     assert isinstance(mix, SourceMix) and mix.targets == {"sums": 6, "code": 2}
 
 
