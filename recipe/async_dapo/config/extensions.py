@@ -47,6 +47,7 @@ class Declared:
         reward_trial: `Trial(config, options)`: calls the run's reward function before there is a cluster. Has `config`,
             with the run's reward manager, `load()`, `submit(arguments) -> Future`, `close()`; what is wrong with the
             function is raised as errors of `core/users_errors.py`. At most one in a copy.
+        driver: `driver(config)`: a context manager around all that the driver does with a run; at most one in a copy.
         shipping: the `Shipping` of `runtime/shipping.py`; at most one in a copy.
         training_worker: a subclass of verl's `TrainingWorker`, of which each policy's is one; several are combined.
         wire: `wire(config, options)`, called once, in the first actor, before anything is built.
@@ -65,6 +66,7 @@ class Declared:
     codec: str = ""
     loops: str = ""
     reward_trial: str = ""
+    driver: str = ""
     shipping: str = ""
     training_worker: str = ""
     wire: str = ""

@@ -1,4 +1,4 @@
-"""From the driver to the cluster: starts Ray, or joins it, and the actor that trains.
+"""From the driver to the cluster: starts Ray, or joins it, and the actor that trains; and ends it.
 
 Where a node's main process (raylet) ends as it starts, `ray.init` waits for it in vain. Ray 2.60 ends it when an agent
 of the node fails, for example because its port has been taken between its choice and its use. So a node that does not
@@ -6,6 +6,7 @@ come up is started again.
 """
 
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,10 @@ def _tell_of_missing_cpus() -> None:
             "no node of this Ray cluster offers a CPU: the run waits until one joins that does; start it with "
             "`ray start --address=... --num-cpus=...`"
         )
+
+
+def end_ray() -> None:
+    """Its processes end, and with them their output."""
+    if (ray := sys.modules.get("ray")) is not None:
+        ray.shutdown()
+    sys.stdout.flush()

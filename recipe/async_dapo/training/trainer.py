@@ -57,7 +57,6 @@ from ..record.checkpoint_folder import STEP_FOLDER
 from ..record.trained_model import TrainedModel
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..runtime.actor_watch import watched
-from ..runtime.interruption import note_step
 from ..runtime.logs import log_phase
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from .checkpoints import KeptCheckpoints, prompts_in_words
@@ -186,7 +185,6 @@ class AsyncDAPOTrainer(PPOTrainer):
         self.checkpoint_manager.update_weights(self.global_steps)
 
     def prepare_step(self) -> dict[str, Any]:
-        note_step(self.global_steps, self.total_training_steps)
         self._begin_phase("rollout")
         self.replay_buffer.open_round(self.global_steps)
         return {}

@@ -1,0 +1,1 @@
+from ....support.fixtures.ray import local_cluster  # noqa: F401 (first of all)
