@@ -29,7 +29,7 @@ SUPPORT: tuple[tuple[str, str, str, str], ...] = (
     ("Option", "several updates a step", END_TO_END, _MODELS),
     ("Option", "two epochs, KL loss, entropy", BY_HAND, "1e-12"),
     ("Option", "gspo with rloo, cispo with reinforce_plus_plus", BY_HAND, "1e-12"),
-    ("Option", "one pass of log-probs and update", WORKER, "contract/test_one_update.py"),
+    ("Option", "one pass of log-probs and update", WORKER, "extensions/one_pass/contract/test_one_update.py"),
     ("Option", "drafts by suffix", END_TO_END, "e2e/test_partial_rollout.py"),
     ("Option", "drafts by the model's own head", END_TO_END, _MODELS),
     ("Option", "old KV in host memory (never on a GPU)", END_TO_END, "e2e/test_partial_rollout.py"),

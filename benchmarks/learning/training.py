@@ -55,7 +55,7 @@ class Learner:
     def update(self, trained: Sequence[Sampled], *, step: int) -> dict[str, float]:
         """Train on a step's groups. Returns what a run measures of it.
 
-        Which groups make a mini-batch goes by names, which say nothing of length or age, as in `core/mini_batches.py`.
+        Which groups make a mini-batch goes by names, which say nothing of length or age, as in a run.
         """
         rows, measures = self.prepare(sorted(trained, key=lambda one: crc32(one.group.encode())), step=step)
         clipped, norms = [], []

@@ -17,7 +17,7 @@ from verl.workers.utils.padding import response_from_nested
 from ..support import megatron_on_cpu
 from ..support.composed_runs import compose_run, valid_overrides, write_files
 from ..support.ranks import nested, run_ranks
-from .test_one_update import ROWS, make_batch
+from ..support.training_rank import ROWS, make_batch
 
 ACTOR = "actor_rollout_ref.actor."
 MEGATRON = (

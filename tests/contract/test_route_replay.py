@@ -16,7 +16,7 @@ from recipe.async_dapo_lab.gpu_check.families import qwen3_moe
 
 from ..support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
 from ..support.ranks import nested, run_ranks
-from .test_one_update import Rank
+from ..support.training_rank import Rank
 
 LAYERS, EXPERTS, TOP_K, PROMPT_TOK = 2, 8, 2, 4
 LENS = (5, 1, 9, 7)

@@ -24,10 +24,14 @@ from ..support.fork_server import executable
 from .draw import Mutant, draw, probed
 
 ROOT = Path(__file__).resolve().parents[2]
-_EXTENSIONS = tuple(f"extensions/{name}" for name in ("checks", "known_options", "reward_processes"))
+_EXTENSIONS = tuple(
+    f"extensions/{name}"
+    for name in ("agreement", "checks", "known_options", "mini_batches", "one_pass", "reward_processes")
+)
 FOLDERS = [f"recipe/async_dapo/{place}" for place in ("core", "rollout", "startup", *_EXTENSIONS)]
 TESTS = [f"tests/{place}" for place in ("core", "coroutines", "startup")]
-TESTS += [f"tests/{one}/startup" for one in _EXTENSIONS] + ["tests/extensions/reward_processes/coroutines"]
+TESTS += [f"tests/{one}/{tier}" for one in _EXTENSIONS for tier in ("core", "coroutines", "startup")]
+TESTS = [one for one in TESTS if (ROOT / one).exists()]
 CALLERS = 12
 ALL_S, EACH_S = 3600.0, 120.0  # the longest that all tests take, and those of a mutant: an endless one is noticed, too
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "outputs", "site", "__pycache__", ".*_cache", ".hypothesis")

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.async_dapo.config import extensions
-from recipe.async_dapo.config.extensions import SERVED
+from recipe.async_dapo.config.extensions import SERVED, WITHOUT
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.rollout.codec import codec
@@ -88,6 +88,13 @@ def test_a_copy_without_the_record_says_what_a_run_leaves_out_unless_none_is_wan
     assert said.note == f"warning: {missing}: the run writes no run.json and no steps.jsonl there"
     assert AsyncDAPOConfig.from_hydra(config).extensions == ()
     assert not [one for one in findings(run(f"{key}=null")) if one.name == key]
+
+
+@pytest.mark.usefixtures("bare_copy")
+def test_a_copy_says_what_it_does_without_the_extensions_that_no_option_turns_on(run):
+    said = {one.name: one.note for one in findings(run())}
+    for name, (about, otherwise) in WITHOUT.items():
+        assert said[about] == f"warning: extensions/{name} is not in this copy: {otherwise}"
 
 
 def test_an_agent_loop_whose_extension_is_not_in_this_copy_is_refused_by_name() -> None:

@@ -30,7 +30,6 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.data_plane import start_queue
 from recipe.async_dapo.rollout.parking import with_tokens
 from recipe.async_dapo.training import run as training
-from recipe.async_dapo.training.passes import Compute, Passes
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 PROBE = "probe"
@@ -64,21 +63,12 @@ def note(**fields: object) -> None:
         file.write(json.dumps(fields) + "\n")
 
 
-class TwoPasses(Passes):
-    """Log-probs are compared with the engines' in every step, so that each computes them before its update."""
-
-    def log_probs(self, batch: KVBatchMeta, step: int, compute: Compute, *, has_one_update: bool) -> KVBatchMeta:
-        return super().log_probs(batch, step, compute, has_one_update=False)
-
-
 class InspectedTrainer(AsyncDAPOTrainer):
     """Writes down each batch. Where no engine dies: engines and leases after the stop, and log-probs by version.
 
     With importance_sampling=mixture, leaves each policy version's weights, and each batch with those of its tokens,
     beside the inspection file; `weights_by_hand.py` reads them.
     """
-
-    _passes_class = TwoPasses
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -111,6 +101,10 @@ class InspectedTrainer(AsyncDAPOTrainer):
             "carried": self.replay_buffer.pool.num_carried,
             "probes": self._probe_unfinished(),
         }
+
+    def _has_one_update(self, batch: KVBatchMeta) -> bool:
+        """Log-probs are compared with the engines' in every step, so that each computes them before its update."""
+        return False
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self.options.importance_sampling is ImportanceSampling.MIXTURE:

@@ -20,6 +20,7 @@ from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.startup.rules import check_options
 from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.passes import Passes
+from recipe.async_dapo.training.step_updates import step_updates
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from .ranks import nested
@@ -101,8 +102,8 @@ def loss(run, monkeypatch):
         workers = SimpleNamespace(_dispatch_info={"actor": [0]}, set_loss_fn=lambda loss: None)
         trainer.actor_rollout_wg = workers
         trainer.replay_buffer = SimpleNamespace(withheld_tok=withheld_tok)
+        trainer._step_updates = step_updates(config, has_critic=False)
         trainer._passes = passes = Passes(config, options, workers)
-        passes._has_judged_engines = True
         passes._own = own(config)
         if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there
             trainer._compute_old_log_prob(batch, {})

@@ -1,9 +1,8 @@
-"""What follows from verl's options: GPUs and engines, updates of a step, and whether log-probs come before them."""
+"""What follows from verl's options: GPUs and engines, updates of a step."""
 
 from omegaconf import DictConfig
 
-from ..core.one_pass import why_two_passes
-from .values import ImportanceSampling, Placement
+from .values import Placement
 
 
 def training_gpus(config: DictConfig) -> int:
@@ -52,19 +51,3 @@ def longest_trained_tok(config: DictConfig) -> int:
     data, actor = config.data, config.actor_rollout_ref.actor
     longest: int = data.max_prompt_length + data.max_response_length
     return max(longest, actor.ppo_max_token_len_per_gpu) if actor.use_dynamic_bsz else longest
-
-
-def why_log_probs_first(config: DictConfig, mode: ImportanceSampling, *, has_dropout: bool = False) -> str | None:
-    """Why a run computes log-probs before each update; None where the update alone gives the same result."""
-    correction = config.algorithm.rollout_correction
-    return why_two_passes(
-        correction=mode,
-        updates=updates_of(config),
-        weights=correction.rollout_is,
-        threshold=correction.rollout_is_threshold,
-        normalizes=correction.rollout_is_batch_normalize,
-        rejects=correction.rollout_rs,
-        kl_in_reward=config.algorithm.use_kl_in_reward,
-        has_dropout=has_dropout,
-        is_fsdp=config.model_engine == "dp",
-    )

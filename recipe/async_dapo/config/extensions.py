@@ -40,6 +40,8 @@ class Declared:
         source: makes, of the recipe's options and the `Source` that it draws from, a `Source` of `training/source.py`,
             which observes, too. Of several, each draws from the one before.
         correction: makes, of training workers, configuration and options, the `Correction` of `training/passes.py`.
+        passes: a subclass of `Passes` of `training/passes.py`; several are combined, in order of names.
+        step_updates: a subclass of `StepUpdates` of `training/step_updates.py`; at most one in a copy.
         codec: makes the `Codec` of `rollout/codec.py`; at most one in a copy.
         loops: `loops(config, options, worker=, promise=)`: the `Calls` and `Loops` of `rollout/agent_loops.py` of a
             worker, by its number; `promise` makes of a call's id what can be awaited anywhere, and asks `result_of` of
@@ -63,6 +65,8 @@ class Declared:
     observer: str = ""
     source: str = ""
     correction: str = ""
+    passes: str = ""
+    step_updates: str = ""
     codec: str = ""
     loops: str = ""
     reward_trial: str = ""
@@ -127,6 +131,16 @@ SERVED = (
     Served("async_dapo.report_dir", None, "record", without="the run writes no run.json and no steps.jsonl there"),
 )
 
+# What a copy does without an extension that no option turns on: what it is about, and in words.
+WITHOUT = {
+    "mini_batches": (
+        "updates of a step",
+        "they are cut as verl cuts them: ranks have equal work in the whole step only, and of trajectories of several "
+        "rows each row counts as one",
+    ),
+    "one_pass": ("log-probs", "a pass computes them before every update, also where a step has one"),
+}
+
 
 AGENTS = "agents"  # serves what agent loops say of themselves
 
@@ -178,9 +192,13 @@ def check_in_copy(config: DictConfig) -> None:
 
 
 def done_otherwise(config: DictConfig) -> dict[str, str]:
-    """What this copy does otherwise than a full one, with the options as they are: by their keys, in words."""
-    missing = [one for one in SERVED if one.instead(config) and one.extension not in declared()]
-    return {one.key: f"{not_here(one.extension)}: {one.instead(config)}" for one in missing}
+    """What this copy does otherwise than a full one, with the options as they are, in words: by their keys, or by what
+    it is about.
+    """
+    served = {one.key: (one.extension, one.instead(config)) for one in SERVED if one.instead(config)}
+    always = {about: (name, what) for name, (about, what) in WITHOUT.items()}
+    told = (served | always).items()
+    return {about: f"{not_here(name)}: {what}" for about, (name, what) in told if name not in declared()}
 
 
 def chosen(config: DictConfig) -> list[str]:

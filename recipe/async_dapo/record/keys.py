@@ -39,4 +39,5 @@ CALLS_FAILED_RATIO = PREFIX + "calls/failed_ratio"
 ESS_RATIO = PREFIX + "importance/overall/ess_ratio"
 NOT_FINITE_TOK = PREFIX + "importance/not_finite_tokens"
 FRESH_K3_KL = PREFIX + "importance/staleness_0/k3_kl"
+GOOD_FRESH_K3 = 0.01  # nats a token; above it engines and trainer are not quite one model
 K3_KL = PREFIX + "importance/overall/k3_kl"

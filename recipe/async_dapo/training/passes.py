@@ -6,13 +6,11 @@
     none                    the same                              1
     bypass                  mu, the engines' own log-probs        in PPO's ratio
 
-Where a step has one update, that update computes pi_prox itself, and no pass comes before it (`core/one_pass.py`).
-Until the engines are judged by the first tokens of the newest weights, a pass comes before every update, whatever
-corrects.
+Extensions add to it: with `extensions/one_pass` a step of one update needs no pass before it.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -22,18 +20,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
 
 from .. import store
-from ..config.derived import why_log_probs_first
-from ..config.extensions import chosen, declared, load
+from ..config.extensions import declared, load
 from ..config.options import AsyncDAPOConfig
-from ..config.values import ImportanceSampling
-from ..core.agreement import NewestTokens, judge
-from . import one_update, row_advantages, row_weights
-from .agreement import newest_tokens
 from .importance_sampling import importance_metrics, importance_sums
 
 logger = logging.getLogger(__name__)
-
-_PASS = "pass of log-probs before the update"
 
 # What verl says where an estimator whitens what it makes, which takes two tokens.
 _TOO_FEW_TOKENS = ("in the mask has to be 1", "sum of the mask is one")
@@ -59,7 +50,8 @@ class Correction(Protocol):
 
 
 class Passes:
-    """The passes of a run's steps. The trainer asks it in its overrides of verl's, in this order.
+    """The passes of a run's steps. The trainer asks it in its overrides of verl's, in this order. An extension's
+    subclass (`Declared.passes`) goes on to the next with `super()`.
 
     Args:
         config: verl reads `rollout_correction.bypass_mode` of it at every call.
@@ -70,23 +62,20 @@ class Passes:
         self._config, self._options, self._workers = config, options, workers
         self._correction = config.algorithm.rollout_correction
         self._own: Correction | None = None  # of an extension
-        self._newest = NewestTokens()  # of this life, until engines are judged
-        self._has_judged_engines = False
-        self._is_one = False  # in this step the update computes pi_prox itself
-        mode, has_dropout = options.importance_sampling, one_update.has_dropout(config)
-        why = why_log_probs_first(config, mode, has_dropout=has_dropout)
-        self.in_words = f"a {_PASS}: {why}" if why else f"no {_PASS}"
-        scored = ImportanceSampling.NONE if mode is ImportanceSampling.BYPASS else mode
-        self._can_be_one = why_log_probs_first(config, scored, has_dropout=has_dropout) is None
-        self._weighs_rows = row_weights.counts_rows(config)
-        if self._weighs_rows:
-            workers.set_loss_fn(row_weights.weighted(one_update.loss_of(config)))
-        elif self._can_be_one:
-            workers.set_loss_fn(one_update.loss_of(config))
+        if (loss := self.loss()) is not None:
+            workers.set_loss_fn(loss)
+
+    @property
+    def in_words(self) -> str:
+        return f"{'no' if self._correction.bypass_mode else 'a'} pass of log-probs before the update"
+
+    def loss(self) -> Any:
+        """What workers call in place of verl's `ppo_loss`; None: that. Of configuration and options alone."""
+        return None
 
     def begin(self) -> None:
         """The workers have the model's weights."""
-        for name in chosen(self._config):
+        for name in self._options.extensions:
             if place := declared()[name].correction:
                 self._own = load(name, place)(self._workers, self._config, self._options)
 
@@ -95,21 +84,9 @@ class Passes:
 
         Args:
             compute: verl's, which under bypass takes the engines'.
+            has_one_update: the policy is updated once in this step.
         """
-        bypasses = self._correction.bypass_mode
-        self._is_one = self._can_be_one and self._has_judged_engines and has_one_update
-        if self._is_one and not bypasses:
-            return batch
-        if self._has_judged_engines:
-            return compute(batch)
-        with self._bypassing(False):
-            batch = compute(batch)
-        self._newest += newest_tokens(batch, step=step, whole_only=self._options.has_old_kv)
-        warning = judge(self._newest)
-        self._has_judged_engines = warning is not None
-        if warning:
-            logger.warning("step %d: %s", step, warning)
-        return compute(batch) if bypasses else batch
+        return compute(batch)
 
     def advantage(self, batch: KVBatchMeta, step: int, metrics: dict[str, Any], compute: Compute) -> KVBatchMeta:
         """Have advantages computed, and older tokens weighted.
@@ -126,9 +103,8 @@ class Passes:
             return batch
 
     def _advantage(self, batch: KVBatchMeta, step: int, metrics: dict[str, Any], compute: Compute) -> KVBatchMeta:
-        if self._correction.bypass_mode or self._is_one:
-            with self._bypassing(True):
-                return compute(batch)
+        if self._correction.bypass_mode:
+            return compute(batch)
         data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
         log_ratio_BT, mask_BT = data["old_log_probs"] - data["rollout_log_probs"], data["response_mask"]
         if self._own is not None:
@@ -140,22 +116,13 @@ class Passes:
             leave_all_out(batch, step)
             return batch
         batch = compute(batch)
-        if self._correction.rollout_rs is not None:
-            row_advantages.restore(batch, self._config)
         if self._own is not None:
             self._own.weigh(batch, log_ratio_BT.float(), mask_BT, [*map(len, sampled_by)], metrics)
         return batch
 
     def update(self, batch: KVBatchMeta, step: int, metrics: dict[str, Any], compute: Compute) -> KVBatchMeta:
-        """Have the policy updated; the loss is told where it computes pi_prox itself, and what rows weigh."""
-        if self._weighs_rows:
-            row_weights.weigh_rows(batch, self._config)
-        if not self._is_one:
-            return compute(batch)
-        batch.extra_info[one_update.FIELD] = one_update.loss_context(self._config, newest=step - 1)
-        batch = compute(batch)
-        metrics.update(one_update.step_metrics(metrics))
-        return batch
+        """Have the policy updated."""
+        return compute(batch)
 
     @contextmanager
     def _bypassing(self, bypasses: bool) -> Iterator[None]:
@@ -164,6 +131,12 @@ class Passes:
             yield
         finally:
             self._correction.bypass_mode = before
+
+
+def passes_of(extensions: Iterable[str]) -> type[Passes]:
+    """Those of a run, with what its extensions add."""
+    own = [load(name, place) for name in extensions if (place := declared()[name].passes)]
+    return type("RunPasses", (*own, Passes), {})
 
 
 def leave_all_out(batch: KVBatchMeta, step: int) -> None:

@@ -63,10 +63,10 @@ from .checkpoints import KeptCheckpoints, prompts_in_words
 from .engine_manager import EngineManager
 from .loggers import extend, keep_metrics_file
 from .metrics import update_metrics
-from .mini_batches import StepUpdates, balance_updates, warn_of_shuffle
-from .passes import Passes
+from .passes import passes_of
 from .replay_buffer import RoundReplayBuffer
 from .run_checkpoints import restore_run, save_run
+from .step_updates import step_updates
 from .training_rows import TrainingRows, next_groups
 from .validation import Validation
 
@@ -83,7 +83,6 @@ class AsyncDAPOTrainer(PPOTrainer):
     checkpoint_callback: CheckpointCallback
     _engines_class: type[EngineManager] = EngineManager
     _worker_class: type[AsyncDAPOActorRolloutRefWorker] = AsyncDAPOActorRolloutRefWorker
-    _passes_class: type[Passes] = Passes
     first_step = 1  # of this life
     _keys: Sequence[str] = ()  # of the step's rows
     _on_complete = CheckpointCallback()  # the user's
@@ -123,8 +122,9 @@ class AsyncDAPOTrainer(PPOTrainer):
         super()._setup()
         self.checkpoint_manager = self._engines = self._manage_engines(self.checkpoint_manager)
         self._engines.choose_wire_type()
-        warn_of_shuffle(self.config)
-        self._passes = self._passes_class(self.config, self.options, self.actor_rollout_wg)
+        self._step_updates = step_updates(self.config, has_critic=self.use_critic)
+        passes_class = passes_of(self.options.extensions)
+        self._passes = passes_class(self.config, self.options, self.actor_rollout_wg)
         log_phase(self._passes.in_words)
 
     def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
@@ -249,17 +249,12 @@ class AsyncDAPOTrainer(PPOTrainer):
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         store.complete_padding(batch)
         if self.config.trainer.critic_warmup <= self.global_steps:  # else there is no update, and rows do not divide it
-            balance_updates(batch, self.config, ranks=self._training_ranks)
+            self._step_updates.balance(batch, ranks=self._training_ranks)
         return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """As many updates are made as options say, however many rows there are; verl reads the sizes that fit."""
         padded_rows = self._step_updates.fit(self._keys, dp_size, has_ref=self.use_reference_policy)
         return math.lcm(super()._get_required_batch_multiple(dp_size), padded_rows)
-
-    @cached_property
-    def _step_updates(self) -> StepUpdates:
-        return StepUpdates(self.config, has_critic=self.use_critic)
 
     def _updates(self, count: int, *, of_policy: bool = False) -> list[list[int]]:
         return self._step_updates.rows(count, ranks=self._training_ranks, of_policy=of_policy)
@@ -270,8 +265,10 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         compute = partial(super()._compute_old_log_prob, metrics=metrics)
-        has_one_update = len(self._updates(len(batch), of_policy=True)) == 1
-        return self._passes.log_probs(batch, self.global_steps, compute, has_one_update=has_one_update)
+        return self._passes.log_probs(batch, self.global_steps, compute, has_one_update=self._has_one_update(batch))
+
+    def _has_one_update(self, batch: KVBatchMeta) -> bool:
+        return len(self._updates(len(batch), of_policy=True)) == 1
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Behind it no token is taken out of the loss any more: the number that it is divided by is settled here."""

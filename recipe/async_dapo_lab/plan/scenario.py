@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+from ...async_dapo.config.extensions import declared, load, not_here
 from ...async_dapo.config.values import ConfigError, ImportanceSampling
-from ...async_dapo.core.one_pass import why_two_passes
 from .calibration import MeasuredCosts
 from .costs import DraftCost, ServerConstants, StepCost, TrainingCost, draft_cost, step_cost
 from .hardware import Accelerator
@@ -120,7 +120,10 @@ class Scenario:
 
     def why_two_passes(self, correction: ImportanceSampling = ImportanceSampling.DECOUPLED) -> str | None:
         """Why this recipe computes log-probs before an update, with its other options' defaults; None: it does not."""
-        return why_two_passes(correction=correction, updates=self.updates)
+        if "one_pass" not in declared():
+            return not_here("one_pass")
+        why: str | None = load("one_pass", "conditions.why_two_passes")(correction=correction, updates=self.updates)
+        return why
 
     def training_cost(self) -> TrainingCost:
         return TrainingCost(

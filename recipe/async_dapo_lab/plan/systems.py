@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from ...async_dapo.config.extensions import declared
 from ...async_dapo.config.options import CONFIG_FOLDER, CONFIG_NAME, AsyncDAPOConfig
 from ...async_dapo.config.values import ImportanceSampling
 from ...async_dapo.core.staleness import VersionTag
@@ -229,7 +230,7 @@ class TrainerPasses:
         if self._cost.fixed_s is not None:
             return 1.0
         work = [self._cost.log_prob_s(tokens, tokens**2) for tokens in map(self._prompt_tok.__add__, batch_tok)]
-        by_step = self._habits.balances_steps
+        by_step = self._habits.balances_steps or "mini_batches" not in declared()
         return waiting_at_updates(work, ranks=self._ranks, updates=self._updates, balances_steps=by_step)
 
     def _sums(self, lens_tok: Sequence[int]) -> tuple[float, float]:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from ...async_dapo.core.agreement import GOOD_NATS
 from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from ...async_dapo.record import keys
 from ...async_dapo.record.console import MANY_FAILED_CALLS
@@ -77,7 +76,7 @@ RULES = (
     ),
     Rule(
         key=keys.FRESH_K3_KL,
-        high=GOOD_NATS,
+        high=keys.GOOD_FRESH_K3,
         above="engines do not sample from the trainer's policy; leave out engine_kwargs.vllm.kv_cache_dtype and "
         "rollout.quantization, and compare rollout.dtype with what the trainer computes in",
     ),

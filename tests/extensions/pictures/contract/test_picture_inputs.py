@@ -28,10 +28,10 @@ from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker, policy_worker
 from recipe.async_dapo_lab.gpu_check.families import TinyModel, picture, qwen2_5_vl
 
-from ....contract.test_one_update import OVERRIDES, PADDED, Rank
 from ....support.composed_runs import compose_run, valid_overrides
 from ....support.families import qwen3_5
 from ....support.ranks import run_ranks
+from ....support.training_rank import OVERRIDES, PADDED, Rank
 
 CODEC = PictureCodec()
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")

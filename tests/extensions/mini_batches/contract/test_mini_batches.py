@@ -16,22 +16,25 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from recipe.async_dapo import store
-from recipe.async_dapo.core.mini_batches import balanced_order, rows_of_updates
+from recipe.async_dapo.extensions.mini_batches.trajectories import balanced_order
+from recipe.async_dapo.training.step_updates import rows_of_updates, step_updates
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab.plan.systems import waiting_at_updates
 from recipe.async_dapo_lab.quickstart.tiny_model import build_model, build_tokenizer
 
+from ....support.queued_rows import QueuedRows
 from ..support.imbalance import imbalance
-from ..support.queued_rows import QueuedRows
 
 N = 16
 
 
-def trainer_of(ranks: int, prompts: int, *, shuffle: bool = False) -> Any:
+def trainer_of(ranks: int, prompts: int, *, shuffle: bool = False, critic: dict[str, Any] | None = None) -> Any:
     trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
     actor = {"ppo_mini_batch_size": prompts, "shuffle": shuffle, "use_dynamic_bsz": True}
-    node = {"actor_rollout_ref": {"actor": actor, "rollout": {"n": N}}, "trainer": {"critic_warmup": 0}}
-    trainer.config, trainer.use_critic, trainer.global_steps = OmegaConf.create(node), False, 1
+    node = {"actor_rollout_ref": {"actor": actor, "rollout": {"n": N}}, "critic": critic}
+    node |= {"trainer": {"critic_warmup": 0}, "data": {"train_batch_size": 4 * prompts}}
+    trainer.config, trainer.use_critic, trainer.global_steps = OmegaConf.create(node), critic is not None, 1
+    trainer._step_updates = step_updates(trainer.config, has_critic=trainer.use_critic)
     trainer.use_reference_policy = False
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
@@ -87,20 +90,10 @@ def test_one_update_and_a_shuffled_step_are_verl_s() -> None:
 
 def test_while_the_critic_warms_up_a_step_is_verl_s() -> None:
     """It is a multiple of the critic's mini-batch then, and of the actor's only by chance."""
-    trainer = trainer_of(ranks := 16, 8)
-    trainer.config.trainer.critic_warmup, trainer.use_critic = 2, True
-    trainer.config.critic = {"ppo_mini_batch_size": 1}
+    trainer = trainer_of(ranks := 16, 8, critic={"ppo_mini_batch_size": 1})
+    trainer.config.trainer.critic_warmup = 2
     batch = AsyncDAPOTrainer._balance_batch(trainer, batch_of(ranks + 1, 0), {})
     assert batch.keys == PPOTrainer._balance_batch(trainer, batch_of(ranks + 1, 0), {}).keys
-
-
-def test_updates_of_a_critic_do_not_make_several_of_the_policy_s() -> None:
-    """Its one update computes pi_prox itself, as the start has said, however often the critic is updated."""
-    trainer, told = trainer_of(2, 4), []
-    trainer.use_critic, trainer.config.critic = True, {"ppo_mini_batch_size": 1, "shuffle": False}
-    trainer._passes = SimpleNamespace(log_probs=lambda *_, has_one_update: told.append(has_one_update))
-    AsyncDAPOTrainer._compute_old_log_prob(trainer, batch_of(4, 0), {})
-    assert told == [True] and len(trainer._updates(4 * N)) == 4
 
 
 @pytest.mark.slow

@@ -17,12 +17,12 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
 from recipe.async_dapo import store
-from recipe.async_dapo.training import one_update, row_weights
+from recipe.async_dapo.extensions.mini_batches import row_weights
 from recipe.async_dapo_lab.quickstart.tiny_model import build_model, build_tokenizer
 
-from ..support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
-from ..support.queued_rows import QueuedRows
-from ..support.ranks import nested
+from ....support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
+from ....support.queued_rows import QueuedRows
+from ....support.ranks import nested
 
 ACTOR, PROMPT_TOK = "actor_rollout_ref.actor.", 3
 ALL_PARTS = (f"{ACTOR}entropy_coeff=0.3", f"{ACTOR}use_kl_loss=True", f"{ACTOR}kl_loss_coef=0.5")
@@ -154,7 +154,7 @@ def gradients(
     assert row_weights.FIELD not in one.queue.rows["uid_a_0"], "a step of one row a trajectory is verl's own"
     is_weighted = row_weights.FIELD in several.queue.rows["uid_a_0"]
     assert is_weighted == row_weights.counts_rows(config) == (row_weights.FIELD in several.batch.fields)
-    loss = row_weights.weighted(one_update.loss_of(config)) if is_weighted else verls
+    loss = row_weights.weighted(verls) if is_weighted else verls
     return expected, plain, gradient(config, several, loss)
 
 

@@ -1,4 +1,4 @@
-"""An update that computes pi_prox itself, where a step has one update (`core/one_pass.py` says where).
+"""An update that computes pi_prox itself, where a step has one update (`conditions.py` says where).
 
     r = pi_theta / pi_prox = 1, with the gradient of log pi_theta        w = min(pi_prox / mu, threshold), no gradient
 
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from peft import PeftConfig
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.rollout_corr_helper import SAFETY_BOUND
@@ -25,7 +24,7 @@ from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
-from .importance_sampling import importance_metrics, importance_sums
+from ...training.importance_sampling import importance_metrics, importance_sums
 
 FIELD = "one_update"  # of a batch that has no old log-probs
 _SUMS = "actor/one_update/"
@@ -128,14 +127,3 @@ def step_metrics(metrics: dict[str, Any]) -> dict[str, float]:
         values["rollout_corr/rollout_is_mean"] = sums["weight"] / tokens
         values["rollout_corr/rollout_is_ratio_fraction_high"] = sums["truncated"] / tokens
     return values
-
-
-def has_dropout(config: DictConfig) -> bool:
-    """Whether the model, or the adapter that training begins with, leaves out random parts of itself in training, as
-    most of today's do not.
-    """
-    model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
-    settings = model.hf_config.get_text_config().to_dict()
-    if model.lora_adapter_path is not None:  # verl has peft build it with its own options
-        settings |= PeftConfig.from_pretrained(model.lora_adapter_path).to_dict()
-    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in settings.items())

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.core.one_pass import why_two_passes
+from recipe.async_dapo.extensions.one_pass.conditions import why_two_passes
 
 EXACT: dict[str, Any] = {"correction": "decoupled", "updates": 1, "threshold": 2.0}
 OF_EVERY_UPDATE = {

@@ -11,8 +11,8 @@ from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from .. import store
-from ..core.mini_batches import trajectory_of
+from ... import store
+from .trajectories import trajectory_of
 
 
 def restore(batch: KVBatchMeta, config: DictConfig) -> None:

@@ -21,8 +21,8 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from .. import store
-from ..core.mini_batches import row_weights, trajectory_of
+from ... import store
+from .trajectories import row_weights, trajectory_of
 
 FIELD = "row_weights"
 _MEANS = "seq-mean-token-mean"

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.mini_batches import balanced_order, most_rows, rows_of_updates, trajectory_of
+from recipe.async_dapo.extensions.mini_batches.trajectories import balanced_order, most_rows, trajectory_of
+from recipe.async_dapo.training.step_updates import rows_of_updates
 
 from ..support.imbalance import imbalance
 
@@ -82,8 +83,3 @@ def test_trajectories_of_several_rows_are_whole_in_one_update_of_as_many_traject
     ]
     assert [len(names) for names in found] == [trajectories] * updates
     assert len(set().union(*found)) == updates * trajectories, "none is in two updates"
-
-
-def test_rows_that_do_not_divide_a_batch_leave_a_smaller_last_mini_batch() -> None:
-    """As while a critic warms up: the actor has no updates then."""
-    assert rows_of_updates(10, ranks=2, rows=6) == [[0, 1, 2, 5, 6, 7], [3, 4, 8, 9]]

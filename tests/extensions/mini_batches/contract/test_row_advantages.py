@@ -9,9 +9,9 @@ from verl import DataProto
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from recipe.async_dapo import store
-from recipe.async_dapo.training import row_advantages
+from recipe.async_dapo.extensions.mini_batches import row_advantages
 
-from ..support.queued_rows import QueuedRows
+from ....support.queued_rows import QueuedRows
 
 SCORES = {"g_0": 1.0, "g_1": 0.0, "g_2": 0.5, "h_0": 0.0, "h_1": 3.0}
 KEYS = ["g_0_0", "g_0_10", "g_0_2", "g_1_0", "g_2_0", "g_2_1", "h_0_0", "h_1_0", "h_1_1"]  # "10" is the last of its own

@@ -7,21 +7,6 @@ from itertools import accumulate, pairwise
 Partition = Callable[[Sequence[int], int], Sequence[Sequence[int]]]
 
 
-def rows_of_updates(count: int, *, ranks: int, rows: int) -> list[list[int]]:
-    """Which rows of a batch are in each mini-batch, those of the first rank in front. Every training rank takes an
-    equal part of the batch, from the front, and cuts it in that order.
-
-    Args:
-        count: rows of the batch.
-        rows: of a mini-batch over all ranks.
-    """
-    own, cell = count // ranks, rows // ranks
-    return [
-        [rank * own + row for rank in range(ranks) for row in range(first, min(first + cell, own))]
-        for first in range(0, own, cell)
-    ]
-
-
 def trajectory_of(key: str) -> str:
     """The name of a row's trajectory: that of the row without its number."""
     return key.rpartition("_")[0] or key

@@ -3,7 +3,7 @@
 import pytest
 from peft import LoraConfig
 
-from recipe.async_dapo.training.one_update import has_dropout
+from recipe.async_dapo.extensions.one_pass.passes import has_dropout
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -20,10 +20,10 @@ No right pair reached 0.1. All models were tiny and random.
 import math
 from dataclasses import dataclass
 
-from .summed import Summed
+from ...core.summed import Summed
+from ...record.keys import GOOD_FRESH_K3
 
 ENOUGH_TOK = 1000  # of these, one that is 3 nats off by accident moves the mean by 0.016
-GOOD_NATS = 0.01  # above it: a warning
 MOST_NATS = 0.1  # above it: the run ends
 MOST_NOT_FINITE = 0.001  # share of tokens without a finite ratio; above it: the run ends
 
@@ -70,7 +70,7 @@ def judge(seen: NewestTokens) -> str | None:
     at_least_nats = k3_nats / enough
     if at_least_nats <= MOST_NATS and seen.count < ENOUGH_TOK:
         return None
-    if at_least_nats <= GOOD_NATS:
+    if at_least_nats <= GOOD_FRESH_K3:
         return ""
     without = f" ({seen.not_finite} without a finite one)" if seen.not_finite else ""
     found = (
@@ -79,4 +79,4 @@ def judge(seen: NewestTokens) -> str | None:
     )
     if not at_least_nats <= MOST_NATS:  # also if it is no number
         raise LogProbsDisagree(f"{found}, at most {MOST_NATS:g} trains; likely causes: {CAUSES}")
-    return f"{found}, up to {GOOD_NATS:g} is healthy; possible causes: {CAUSES}"
+    return f"{found}, up to {GOOD_FRESH_K3:g} is healthy; possible causes: {CAUSES}"

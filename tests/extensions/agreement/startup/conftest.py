@@ -1,0 +1,2 @@
+from ....support.fixtures.startup import files, no_cluster, own_cache, run  # noqa: F401 (first of all)
+from ....support.scored_step import step  # noqa: F401
