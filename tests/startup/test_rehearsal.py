@@ -149,12 +149,12 @@ def test_given_passes_over_a_batch_then_whoever_asks_waits_for_each_of_them() ->
     workers = SimpleNamespace(
         compute_log_prob=lambda _: asked.append("log-probs"),
         update_actor=lambda _: asked.append("training"),
-        load_weights=lambda version: asked.append(f"version {version}"),
+        call_extension=lambda *_: asked.append("earlier weights"),
     )
     cost = SimpleNamespace(log_prob_s=lambda tokens, squares: tokens, train_s=lambda tokens, squares: squares)
     ranks = TimedRanks(workers, SimpleNamespace(spend=spent.append), cost)
     ranks.compute_log_prob(batch)
-    ranks.load_weights(3)
+    ranks.call_extension("mixture", "snapshots.load", 3)
     ranks.compute_log_prob(batch)
     ranks.update_actor(batch)
-    assert asked == ["log-probs", "version 3", "log-probs", "training"] and spent == [7, 7, 25]
+    assert asked == ["log-probs", "earlier weights", "log-probs", "training"] and spent == [7, 7, 25]

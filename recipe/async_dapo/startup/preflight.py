@@ -28,8 +28,8 @@ OPTIONS = "async_dapo options"  # the check without which those after it do not 
 FURTHER = "further checks"
 # Extensions that no option asks for: what is not done in a copy without one.
 UNSEEN = {
-    "agreement": "whether engines and trainer give the same log-probs is not looked at in the first step; where they do "
-    "not, training follows the difference",
+    "agreement": "whether engines and trainer give the same log-probs is not looked at in the first step; training "
+    "would follow their difference",
     "checks": "data, chat template, model, reward function, tools and output folders are not tried; what is wrong with "
     "them ends a run minutes after its start, or is not told",
     "known_options": "options that nothing reads, values that verl, torch and vLLM do not know, and what verl's own "

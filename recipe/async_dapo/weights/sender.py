@@ -1,6 +1,4 @@
-"""verl's training worker, whose adapter sends weights to its own run's engines, and which keeps earlier versions for
-`async_dapo.importance_sampling=mixture`.
-"""
+"""verl's training worker, whose adapter sends weights to its own run's engines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +11,6 @@ from ..config.extensions import declared, load
 from ..runtime.garbage import collect_cycles_as_usual
 from .adapter import WeightSender
 from .route_replay import RouteReplay
-from .snapshots import WeightSnapshots
 from .stream import CUSTOM_OPTIONS
 from .wire import EngineTypes, WireType
 
@@ -21,10 +18,9 @@ _FSDP = ("fsdp2", "fsdp")  # verl's other training engines have a router replay
 
 
 class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
-    """verl's training worker, with this recipe's sender and snapshots."""
+    """verl's training worker, with this recipe's sender."""
 
     rollout: Any
-    snapshots: WeightSnapshots
     wire: WireType | None = None  # what weights are sent as; None: as they are
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -48,24 +44,9 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
             self.rollout.wire = self.wire
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_snapshots(self) -> None:
-        """Snapshots have the type that the model computes in: they lose nothing."""
-        engine = self.actor.engine
-        self.snapshots = WeightSnapshots(engine.module, engine._autocast_dtype)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def keep_weights(self, version: int, oldest: int) -> int:
-        """Returns the bytes of all snapshots of this rank."""
-        self.snapshots.keep(version, oldest=oldest)
-        return self.snapshots.kept_bytes
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_weights(self, version: int) -> None:
-        self.snapshots.load(version)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_newest_weights(self) -> None:
-        self.snapshots.load_newest()
+    def call_extension(self, name: str, place: str, *args: Any) -> Any:
+        """Call an extension's function, named "module.function", with each rank's worker."""
+        return load(name, place)(self, *args)
 
 
 def policy_worker(told: Mapping[str, Any]) -> type[TrainingWorker]:

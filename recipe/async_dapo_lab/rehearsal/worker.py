@@ -52,21 +52,15 @@ class EmulatedRank(Worker):
         os.makedirs(folder, exist_ok=True)
         (folder / "rehearsed").write_text("a rehearsal has no weights\n")
 
-    # Earlier versions of the weights, for `async_dapo.importance_sampling=mixture`.
-
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_snapshots(self, *_: Any) -> None:
-        pass
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def keep_weights(self, *_: Any) -> int:
+    def call_extension(self, *_: Any) -> int:
+        """What `mixture` asks for: there are no earlier weights, of 0 bytes."""
         return 0
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, *_: Any, **__: Any) -> None:
         """There are no weights: nothing to load, to put aside or to profile, and no loss."""
 
-    load_weights = load_newest_weights = load_checkpoint
     save_model_to_cpu = restore_model_from_cpu = clear_cpu_model = load_checkpoint
     start_profile = stop_profile = set_loss_fn = load_checkpoint
 

@@ -1,7 +1,7 @@
 """`async_dapo.importance_sampling=mixture`: log-probs of a batch under every policy version that its groups mix.
 
 The newest version's are `old_log_probs`. Each older one takes a forward pass with its weights, which training workers
-keep in CPU memory (`weights/snapshots.py`), over the trajectories of the groups that have tokens of it.
+keep in CPU memory (`snapshots.py`), over the trajectories of the groups that have tokens of it.
 
 The mixture of a group is the mean of its members' schedules, as if each member could have come from any of them; where
 trajectories keep one version, that is sum_j alpha_j pi_j with alpha_j = n_j / n. Mixtures are those of groups, not of
@@ -11,6 +11,7 @@ of them (`balance_heuristic.py`). Which forward passes that takes is decided in 
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
@@ -26,6 +27,8 @@ from .balance_heuristic import group_mixture, segments_of
 from .plan import plan_mixtures
 
 logger = logging.getLogger(__name__)
+
+NAME = "mixture"  # of this extension
 
 
 class Mixture:
@@ -43,7 +46,8 @@ class Mixture:
         micro_batch = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
         self._multiple = workers.world_size * micro_batch
         self._at_hand: set[int] = set()
-        workers.begin_snapshots()
+        self._on_ranks = partial(workers.call_extension, NAME)
+        self._on_ranks("snapshots.begin")
 
     def log_probs(self, batch: KVBatchMeta, *, step: int, metrics: dict[str, float]) -> list[Tensor]:
         """What sampled each trajectory's tokens: its group's mixture, or what the engine recorded; [T] nats.
@@ -58,10 +62,10 @@ class Mixture:
         scored = {step - 1: dict(enumerate(rows["old_log_probs"]))}
         older = plan.passes_before(step - 1)
         for version, members in older.items():
-            self._workers.load_weights(version)
+            self._on_ranks("snapshots.load", version)
             scored[version] = self._score(batch, members)
         if older:
-            self._workers.load_newest_weights()
+            self._on_ranks("snapshots.load_newest")
         log_probs = [recorded_T.double() for recorded_T in rows["rollout_log_probs"]]
         for members in plan.groups:
             _mix(members, versions, sampled, scored, log_probs)
@@ -108,7 +112,7 @@ class Mixture:
         """Returns the bytes of all snapshots of all ranks."""
         oldest = self._limit.oldest_trainable(step + 1)
         self._at_hand = {version for version in self._at_hand | {step - 1} if version >= oldest}
-        return sum(self._workers.keep_weights(step - 1, oldest))
+        return sum(self._on_ranks("snapshots.keep", step - 1, oldest))
 
     def _score(self, batch: KVBatchMeta, members: Sequence[int]) -> dict[int, Tensor]:
         """Log-probs of these trajectories under the weights that are loaded, in whole micro-batches of every rank."""

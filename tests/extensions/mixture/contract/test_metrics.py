@@ -17,7 +17,7 @@ from ....support.simulated_options import options
 
 def test_an_empty_batch_has_all_metrics_that_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "read_fields", lambda _, names: {name: [] for name in names})
-    workers = SimpleNamespace(world_size=1, begin_snapshots=list, keep_weights=lambda *_: [0])
+    workers = SimpleNamespace(world_size=1, call_extension=lambda *_: [0])
     rollout = {"temperature": 1.0, "log_prob_use_dynamic_bsz": True}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "algorithm": {"rollout_correction": {}}})
     metrics: dict[str, float] = {}

@@ -1,4 +1,8 @@
-"""Earlier versions of a training worker's weights in CPU memory: the shard of this rank, trained parameters only."""
+"""Earlier versions of a training worker's weights in CPU memory: the shard of this rank, trained parameters only. The
+functions are called in each worker (`call_extension` of `weights/sender.py`), and keep them there.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +60,27 @@ class WeightSnapshots:
                 module.reshard()
         trained = (parameter for parameter in self._module.parameters() if parameter.requires_grad)
         return [p.to_local() if isinstance(p, DTensor) else p.detach() for p in trained]
+
+
+def begin(worker: Any) -> None:
+    """Snapshots have the type that the model computes in: they lose nothing."""
+    engine = worker.actor.engine
+    worker.snapshots = WeightSnapshots(engine.module, engine._autocast_dtype)
+
+
+def keep(worker: Any, version: int, oldest: int) -> int:
+    """Returns the bytes of all snapshots of this rank."""
+    kept: WeightSnapshots = worker.snapshots
+    kept.keep(version, oldest=oldest)
+    return kept.kept_bytes
+
+
+def load(worker: Any, version: int) -> None:
+    worker.snapshots.load(version)
+
+
+def load_newest(worker: Any) -> None:
+    worker.snapshots.load_newest()
 
 
 def _copy(shard: Tensor, dtype: torch.dtype) -> Tensor:

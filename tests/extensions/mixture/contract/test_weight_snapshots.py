@@ -1,7 +1,9 @@
 """Snapshots of FSDP2's weights, on 2 ranks: what a forward pass computes with them, and what comes back."""
 
 import os
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +13,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from recipe.async_dapo.weights import snapshots as snapshots_module
-from recipe.async_dapo.weights.snapshots import WeightSnapshots
+from recipe.async_dapo.extensions.mixture import snapshots as snapshots_module
+from recipe.async_dapo.extensions.mixture.correction import NAME
+from recipe.async_dapo.extensions.mixture.snapshots import WeightSnapshots
+from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 
-from ..support.ranks import run_ranks
+from ....support.ranks import run_ranks
 
 RANKS = 2
 VERSIONS = 3
@@ -103,13 +107,16 @@ def test_given_weights_that_are_on_their_way_to_the_host_then_they_are_waited_fo
     model = nn.Linear(2, 1, bias=False)
     device = LateHost(model.weight)
     monkeypatch.setattr(snapshots_module, "get_torch_device", lambda: device)
-    snapshots = WeightSnapshots(model, torch.float32)
+    engine = SimpleNamespace(module=model, _autocast_dtype=torch.float32)
+    worker = SimpleNamespace(actor=SimpleNamespace(engine=engine))
+    call = partial(AsyncDAPOActorRolloutRefWorker.call_extension, worker, NAME)
+    call("snapshots.begin")
     device.offload(1.0)
-    snapshots.keep(1, oldest=1)
+    assert call("snapshots.keep", 1, 1) == 2 * 4
     device.offload(2.0)
-    snapshots.load(1)
+    call("snapshots.load", 1)
     assert model.weight.tolist() == [[1.0, 1.0]]
     device.offload(1.0)
-    snapshots.load_newest()
+    call("snapshots.load_newest")
     device.synchronize()
     assert model.weight.tolist() == [[2.0, 2.0]]
