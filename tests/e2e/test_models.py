@@ -46,6 +46,8 @@ WITH_PICTURES = (
     (qwen2_5_vl, True, PICTURES_K3, SEPARATE),
     (qwen3_vl, True, PICTURES_K3, COLOCATED),
 )
+REPLAY = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
+WITH_ROUTES = (qwen3_moe, False, TEXT_K3, (*COLOCATED, REPLAY))
 LEAST_DRAFTED = 1.1  # tokens a step, of at most two; a random head's are 1.01
 
 
@@ -53,7 +55,7 @@ LEAST_DRAFTED = 1.1  # tokens a step, of at most two; a random head's are 1.01
     scope="module",
     params=[
         *(WITH_PICTURES if "pictures" in declared() else ()),
-        (qwen3_moe, False, TEXT_K3, (*COLOCATED, "actor_rollout_ref.rollout.enable_rollout_routing_replay=True")),
+        *((WITH_ROUTES,) if "route_replay" in declared() else ()),
         (glm4_moe, False, TEXT_K3, (*COLOCATED, "async_dapo.drafts=mtp")),
     ],
     ids=lambda one: f"{one[0].__name__}{'-separate' * (one[3] is SEPARATE)}",

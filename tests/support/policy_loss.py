@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
@@ -77,14 +76,14 @@ class Queue:
 
 @pytest.fixture
 def loss(run, monkeypatch):
-    """The policy loss of one mini-batch under the given overrides. `own` makes the correction of an extension."""
+    """The policy loss of one mini-batch under the given overrides."""
 
     def compute(
         *overrides: str,
         advantage: Any = AsyncDAPOTrainer._compute_advantage,
         metrics: dict[str, Any] | None = None,
         oldest_version: int = 0,
-        own: Callable[[DictConfig], Any] = lambda config: None,
+        passes: type[Passes] = Passes,
         **changed: torch.Tensor,
     ) -> float:
         config = run("actor_rollout_ref.rollout.calculate_log_probs=True", *overrides)
@@ -103,8 +102,8 @@ def loss(run, monkeypatch):
         trainer.actor_rollout_wg = workers
         trainer.replay_buffer = SimpleNamespace(withheld_tok=withheld_tok)
         trainer._step_updates = step_updates(config, has_critic=False)
-        trainer._passes = passes = Passes(config, options, workers)
-        passes._own = own(config)
+        trainer._passes = passes(config, options, workers)
+        trainer._passes.begin()
         if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there
             trainer._compute_old_log_prob(batch, {})
         advantage(trainer, batch, {} if metrics is None else metrics)

@@ -39,7 +39,6 @@ class Declared:
         observer: makes, of the recipe's options, an `Observer` of `training/observer.py`.
         source: makes, of the recipe's options and the `Source` that it draws from, a `Source` of `training/source.py`,
             which observes, too. Of several, each draws from the one before.
-        correction: makes, of training workers, configuration and options, the `Correction` of `training/passes.py`.
         passes: a subclass of `Passes` of `training/passes.py`; several are combined, in order of names.
         step_updates: a subclass of `StepUpdates` of `training/step_updates.py`; at most one in a copy.
         codec: makes the `Codec` of `rollout/codec.py`; at most one in a copy.
@@ -64,7 +63,6 @@ class Declared:
     parts: str = ""
     observer: str = ""
     source: str = ""
-    correction: str = ""
     passes: str = ""
     step_updates: str = ""
     codec: str = ""
@@ -110,6 +108,7 @@ class Served(NamedTuple):
 
 # Engines of their own hold requests over a weight update; without old tokens none goes on.
 _HOLDS_OR_DROPS: Mapping[str, str | int] = {"async_dapo.placement": "separate", "async_dapo.max_staleness": 0}
+_REPLAYS_ITSELF: Mapping[str, str | int] = {"actor_rollout_ref.actor.strategy": "megatron", "model_engine": "veomni"}
 # It stands here, and not in the folders, so that a copy without one of them says which.
 SERVED = (
     Served("async_dapo.placement", "separate", "separate"),
@@ -123,6 +122,7 @@ SERVED = (
     Served(f"{_ROLLOUT}engine_kwargs.vllm.speculative_config", None, "drafts"),
     Served(f"{_ROLLOUT}engine_kwargs.vllm.speculative-config", None, "drafts"),
     Served("actor_rollout_ref.model.mtp.enable_rollout", True, "drafts", {"actor_rollout_ref.model.mtp.enable": False}),
+    Served(f"{_ROLLOUT}enable_rollout_routing_replay", True, "route_replay", _REPLAYS_ITSELF),
     Served(
         *("async_dapo.reward.processes", None, "reward_processes", {"async_dapo.reward.processes": 0}),
         otherwise="the reward function runs in verl's reward workers, where a call that never returns keeps its thread",

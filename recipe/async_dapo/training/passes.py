@@ -10,13 +10,12 @@ Extensions add to it: with `extensions/one_pass` a step of one update needs no p
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
 
 from .. import store
@@ -32,23 +31,6 @@ _TOO_FEW_TOKENS = ("in the mask has to be 1", "sum of the mask is one")
 Compute = Callable[[KVBatchMeta], KVBatchMeta]  # a method of verl's trainer, on a batch
 
 
-class Correction(Protocol):
-    """What an extension says of the tokens of older versions, in place of what the engines recorded."""
-
-    def log_probs(self, batch: KVBatchMeta, *, step: int, metrics: dict[str, Any]) -> Sequence[torch.Tensor]:
-        """Of what sampled each trajectory's tokens, [T] nats; asked in every step, before its update."""
-
-    def weigh(
-        self,
-        batch: KVBatchMeta,
-        log_ratio_BT: torch.Tensor,
-        mask_BT: torch.Tensor,
-        lens_tok: Sequence[int],
-        metrics: dict[str, Any],
-    ) -> None:
-        """Put the weights of these ratios in the place of verl's."""
-
-
 class Passes:
     """The passes of a run's steps. The trainer asks it in its overrides of verl's, in this order. An extension's
     subclass (`Declared.passes`) goes on to the next with `super()`.
@@ -61,7 +43,6 @@ class Passes:
     def __init__(self, config: DictConfig, options: AsyncDAPOConfig, workers: Any) -> None:
         self._config, self._options, self._workers = config, options, workers
         self._correction = config.algorithm.rollout_correction
-        self._own: Correction | None = None  # of an extension
         if (loss := self.loss()) is not None:
             workers.set_loss_fn(loss)
 
@@ -75,9 +56,6 @@ class Passes:
 
     def begin(self) -> None:
         """The workers have the model's weights."""
-        for name in self._options.extensions:
-            if place := declared()[name].correction:
-                self._own = load(name, place)(self._workers, self._config, self._options)
 
     def log_probs(self, batch: KVBatchMeta, step: int, compute: Compute, *, has_one_update: bool) -> KVBatchMeta:
         """Have log-probs computed before the update, where they are needed.
@@ -106,19 +84,31 @@ class Passes:
         if self._correction.bypass_mode:
             return compute(batch)
         data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
-        log_ratio_BT, mask_BT = data["old_log_probs"] - data["rollout_log_probs"], data["response_mask"]
-        if self._own is not None:
-            sampled_by = self._own.log_probs(batch, step=step, metrics=metrics)
-            log_ratio_BT = data["old_log_probs"] - pad_sequence(sampled_by, batch_first=True)
+        mask_BT = data["response_mask"]
+        log_ratio_BT = data["old_log_probs"] - self.sampled_by(batch, data["rollout_log_probs"], step, metrics)
         is_newest_BT = data["policy_versions"] >= step - 1
         metrics.update(importance_metrics(importance_sums(log_ratio_BT, is_newest_BT, mask_BT)))
         if not mask_BT.any():  # verl's correction refuses such a batch
             leave_all_out(batch, step)
             return batch
         batch = compute(batch)
-        if self._own is not None:
-            self._own.weigh(batch, log_ratio_BT.float(), mask_BT, [*map(len, sampled_by)], metrics)
+        self.weigh(batch, log_ratio_BT, mask_BT, metrics)
         return batch
+
+    def sampled_by(
+        self, batch: KVBatchMeta, recorded_BT: torch.Tensor, step: int, metrics: dict[str, Any]
+    ) -> torch.Tensor:
+        """Log-probs of what sampled the tokens, [B, T] nats; asked in every step, before its update.
+
+        Args:
+            recorded_BT: by the engines.
+        """
+        return recorded_BT
+
+    def weigh(
+        self, batch: KVBatchMeta, log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor, metrics: dict[str, Any]
+    ) -> None:
+        """Put the weights of these ratios in the place of verl's, if those are of what the engines recorded."""
 
     def update(self, batch: KVBatchMeta, step: int, metrics: dict[str, Any], compute: Compute) -> KVBatchMeta:
         """Have the policy updated."""

@@ -253,6 +253,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """As verl has it, and as the cut into updates needs it, which sizes them first: verl reads the sizes."""
         padded_rows = self._step_updates.fit(self._keys, dp_size, has_ref=self.use_reference_policy)
         return math.lcm(super()._get_required_batch_multiple(dp_size), padded_rows)
 

@@ -10,11 +10,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from ..config.extensions import declared, load
 from ..runtime.garbage import collect_cycles_as_usual
 from .adapter import WeightSender
-from .route_replay import RouteReplay
 from .stream import CUSTOM_OPTIONS
 from .wire import EngineTypes, WireType
-
-_FSDP = ("fsdp2", "fsdp")  # verl's other training engines have a router replay
 
 
 class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
@@ -30,8 +27,6 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
         verls = self.rollout
         if verls is not None:  # engines share these GPUs
             self.rollout = WeightSender(verls.config, verls.model_config, verls.device_mesh, verls.replica_rank)
-        if self._is_actor and self.config.actor.strategy in _FSDP and self.config.rollout.enable_rollout_routing_replay:
-            RouteReplay(self.actor.engine)
         collect_cycles_as_usual()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)

@@ -115,6 +115,7 @@ CASES = (
     Case(name="drafts", extension="drafts", package="arctic_inference", overrides=("async_dapo.drafts=suffix",)),
     Case(
         name="experts",
+        extension="route_replay",
         family="experts",
         overrides=("actor_rollout_ref.rollout.enable_rollout_routing_replay=True",),
     ),

@@ -8,7 +8,7 @@ _METRICS = ("scored_trajectories", "token_share", "unknown_share", "snapshot_byt
 
 # fmt: off
 DECLARED = Declared(
-    correction="correction.Mixture",
+    passes="passes.MixturePasses",
     metrics=tuple(f"mixture/{name}" for name in _METRICS),
     rules=(
         Rule("async_dapo.max_staleness",

@@ -11,12 +11,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.weights.route_replay import RouteReplay, part_of
+from recipe.async_dapo.extensions.route_replay.route_replay import RouteReplay, part_of
+from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker, policy_worker
 from recipe.async_dapo_lab.gpu_check.families import qwen3_moe
 
-from ..support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
-from ..support.ranks import nested, run_ranks
-from ..support.training_rank import Rank
+from ....support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
+from ....support.ranks import nested, run_ranks
+from ....support.training_rank import Rank
 
 LAYERS, EXPERTS, TOP_K, PROMPT_TOK = 2, 8, 2, 4
 LENS = (5, 1, 9, 7)
@@ -76,8 +77,8 @@ def make_batch(vocabulary: int) -> TensorDict:
 def trained(files: Path, variant: tuple[str, ...], data: TensorDict) -> tuple[list[Tensor], Tensor, float]:
     """Parameters after a step, log-probs before it, and how far those of the update were from them."""
     config = compose_run([*valid_overrides(files), *OVERRIDES, *variant])
+    AsyncDAPOActorRolloutRefWorker.actor_worker_cls = policy_worker({"extensions": ["route_replay"]})
     rank = Rank(config)
-    RouteReplay(rank.worker.actor.engine)
     found, _ = rank.log_probs(data)
     step = data.clone(recurse=False)
     step["old_log_probs"] = found

@@ -18,7 +18,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.utils.ulysses import get_ulysses_sequence_parallel_rank
 
-from ..config.values import ConfigError
+from ...config.values import ConfigError
 
 FIELD = "routed_experts"  # verl's name
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
