@@ -1,5 +1,6 @@
 """Rules that say whether asynchrony helps, and how often the log says so."""
 
+import math
 import re
 
 import pytest
@@ -23,6 +24,7 @@ def test_each_end_of_each_range_counts_as_healthy_and_what_is_beyond_it_does_not
         if end is not None:
             assert rule.hint(end) is None
             assert advice in rule.hint(end + sign * 0.01)
+    assert all("is no finite number" in rule.hint(value) for value in (math.nan, math.inf, -math.inf))
 
 
 def test_the_log_has_one_hint_in_ten_steps_the_most_urgent_one() -> None:

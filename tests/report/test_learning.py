@@ -1,7 +1,9 @@
 """The report says whether a run has learned: curves, answers, what was run, and its speed beside runs of one job."""
 
 import json
+import math
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 from recipe.async_dapo.record import keys
 from recipe.async_dapo_lab.report import __main__ as report
 from recipe.async_dapo_lab.report.answers import PROMPTS, Sample, as_html, sampled
+from recipe.async_dapo_lab.report.charts import with_gaps
 from recipe.async_dapo_lab.report.headline import headline
-from recipe.async_dapo_lab.report.learning import CURVES, curves
+from recipe.async_dapo_lab.report.learning import CURVES, alone, curves, longest_steps, short_names
 from recipe.async_dapo_lab.report.run import Run
 from recipe.async_dapo_lab.report.write import write_report
 from recipe.async_dapo_lab.run_files import ANSWERS_FILE
@@ -45,14 +48,60 @@ def test_several_data_sources_have_a_line_each_and_so_have_several_runs(tmp_path
         if ACCURACY in values:
             values[OTHER] = 0.3
     own = curves([run], "a")
-    assert "math/acc/mean@1" in own and "code/acc/mean@1" in own
+    assert ">math<" in own and ">code<" in own
     other = Run.load(write_verl_run(tmp_path / "verl_sync"))
     both = curves([run, other], "a")
     assert ">verl_sync<" in both and "code/acc" not in both
     assert "k3 of the trained tokens" in both, "one of them has it"
     namesake = Run.load(write_verl_run(tmp_path / "seed_1" / "run"))
     both = curves([run, namesake], "a")
-    assert f">{run.folder}<" in both and f">{namesake.folder}<" in both
+    assert both.count("/seed_1<") == 6, "where their folders differ"
+
+
+@pytest.mark.slow
+def test_more_sources_than_colours_are_lines_without_names_and_their_mean(tmp_path):
+    run = Run.load(write_recipe_run(tmp_path / "run"))
+    for step, values in run.by_step.items():
+        for number in range(12):
+            values[f"{keys.SOURCE}set/{number}/pass_rate"] = step / 100
+            values[f"val-core/set/{number}/acc/mean@1"] = step / 100
+    drawn = curves([run], "a")
+    assert drawn.count(">mean of 13<") == 2, "with one of the record's own"
+    assert "set/3" not in drawn and "Pass rate of each data source" in captions(drawn)
+
+
+def test_names_in_a_legend_lack_what_all_have_and_are_short():
+    assert short_names(["openai/gsm8k/acc/mean@4", "math/acc/mean@4"]) == ["openai/gsm8k", "math"]
+    assert short_names(["acc/mean@4", "math/acc/mean@4"]) == ["acc", "math/acc"]
+    assert short_names(["/home/a/run", "/home/a/seed_1/run"]) == ["a", "a/seed_1"]
+    assert short_names(["a" * 20 + "b" + "c" * 20, "a" * 20 + "d" + "c" * 20])[0] == "a" * 20 + "b" + "c" * 20
+    assert short_names(["a" * 40 + "bcd", "c"]) == ["a" * 10 + ".." + "a" * 7 + "bcd", "c"]
+
+
+@given(st.integers(1, 9), st.sets(st.integers(1, 60), min_size=3))
+def test_what_each_step_logs_breaks_off_where_steps_are_missing(every, missing):
+    steps = [every * number for number in range(1, 100) if number not in missing]
+    points = [(step, 1.0) for step in steps]
+    xs, ys = with_gaps(points, longest_steps(points))
+    gaps = [x for x, y in zip(xs, ys, strict=True) if math.isnan(y)]
+    most = 1 if every == 1 else 2 * every  # a validation at another step is no gap
+    assert gaps == [(one + other) / 2 for one, other in pairwise(steps) if other - one > most]
+    assert [(x, y) for x, y in zip(xs, ys, strict=True) if not math.isnan(y)] == points
+    marked = {xs[place] for place in alone(ys)}
+    far = [True, *(other - one > most for one, other in pairwise(steps)), True]
+    assert marked == {step for step, (before, after) in zip(steps, pairwise(far), strict=True) if before and after}
+
+
+@pytest.mark.slow
+def test_numbers_that_are_not_finite_are_missing_steps(tmp_path):
+    run = Run.load(write_recipe_run(tmp_path / "run"))
+    of_whole = headline(run)
+    for step, values in run.by_step.items():
+        for key in values:
+            values[key] = (math.nan, math.inf)[step % 2] if step in (5, 8, 9) and key != keys.STEP_S else values[key]
+    assert [step for step, _ in run.series(keys.REWARD)] == [1, 2, 3, 4, 6, 7, 10, 11, 12]
+    assert re.sub(r"[\d.]+", "", headline(run)) == re.sub(r"[\d.]+", "", of_whole) and "nan" not in headline(run)
+    assert captions(curves([run], "a")) == captions(curves([Run.load(tmp_path / "run")], "a"))
 
 
 @given(st.lists(st.tuples(st.text(max_size=4), st.text(max_size=3)), unique_by=lambda pair: pair[0]), st.randoms())

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from recipe.async_dapo_lab.report.__main__ import main
+from recipe.async_dapo_lab.report.charts import with_gaps
 from recipe.async_dapo_lab.report.headline import headline
 from recipe.async_dapo_lab.report.run import Run
-from recipe.async_dapo_lab.report.write import report_the_end, with_gaps, write_report
+from recipe.async_dapo_lab.report.samples import LoadSample
+from recipe.async_dapo_lab.report.timeline import Span, StepTimeline
+from recipe.async_dapo_lab.report.write import longest_s, report_the_end, since_newest_start, write_report
 
 from ..support.recorded_runs import write_recipe_run, write_verl_run
 
@@ -105,10 +108,23 @@ def test_each_tool_has_a_row_whatever_it_is_called(text: str) -> None:
 
 def test_engines_that_did_not_step_have_a_gap_and_what_waited_for_calls_has_a_line(text: str) -> None:
     assert "responses that wait for calls of tools" in text
-    xs, ys = with_gaps([(0.0, 5.0), (0.1, 4.0), (0.2, 3.0), (9.0, 2.0), (9.1, 1.0)])
+    points = [(0.0, 5.0), (0.1, 4.0), (0.2, 3.0), (9.0, 2.0), (9.1, 1.0)]
+    xs, ys = with_gaps(points, longest_s(points))
     assert xs[3] == pytest.approx(4.6) and math.isnan(ys[3]) and [*ys[:3], *ys[4:]] == [5.0, 4.0, 3.0, 2.0, 1.0]
-    assert with_gaps([(0.0, 1.0), (4.0, 2.0), (8.0, 3.0)]) == ([0.0, 4.0, 8.0], [1.0, 2.0, 3.0]), "each step took 4 s"
-    assert with_gaps([]) == ([], [])
+    points = [(0.0, 1.0), (4.0, 2.0), (8.0, 3.0)]
+    assert with_gaps(points, longest_s(points)) == ([0.0, 4.0, 8.0], [1.0, 2.0, 3.0]), "each step took 4 s"
+    assert with_gaps([], longest_s([])) == ([], [])
+
+
+def test_engines_are_shown_since_the_run_was_resumed() -> None:
+    def step(began_s: float) -> StepTimeline:
+        return StepTimeline(
+            spans=[Span("rollout", began_s, began_s + 10)], engines={"a": [LoadSample(began_s, 1, 0, 0)]}
+        )
+
+    steps = [step(began_s) for began_s in (0, 10, 19, 50_000, 50_012, 50_030)]
+    assert since_newest_start(steps) == steps[3:] and since_newest_start(steps[:3]) == steps[:3]
+    assert since_newest_start(steps[:4]) == steps[3:4] and since_newest_start([]) == []
 
 
 def test_each_source_of_a_mix_has_a_row_with_its_shares(text: str) -> None:

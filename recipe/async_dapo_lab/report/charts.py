@@ -3,8 +3,9 @@ page's theme. A chart is drawn at the sizes it is shown at, `WIDE` and `NARROW`,
 """
 
 import io
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -57,6 +58,20 @@ def draw(name: str, title: str, paint: Callable[[Any], None], *, size: Size) -> 
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
     return _inlined(buffer.getvalue(), name, title)
+
+
+def with_gaps(points: Sequence[tuple[float, float]], longest: float) -> tuple[list[float], list[float]]:
+    """Places and values of a line. Where two points are farther apart than `longest`, it breaks off: no line is drawn
+    that nothing was seen of.
+    """
+    xs, ys = list[float](), list[float]()
+    for x, y in points:
+        if xs and x - xs[-1] > longest:
+            xs.append((xs[-1] + x) / 2)
+            ys.append(math.nan)
+        xs.append(x)
+        ys.append(y)
+    return xs, ys
 
 
 def _inlined(document: str, name: str, title: str) -> str:

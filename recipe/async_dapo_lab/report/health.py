@@ -4,6 +4,7 @@ The report judges the last `EVERY_STEPS` steps and shows all that are out of ran
 steps, in at most one line. `docs/metrics.md` has the same table, made from `RULES`.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -14,6 +15,7 @@ from ...async_dapo.record.console import MANY_FAILED_CALLS
 
 EVERY_STEPS = 10
 UNSTABLE_NATS = 0.01  # k3 of old tokens; below it Tinker's guide calls training stable
+NOT_FINITE = f"{keys.NOT_FINITE_TOK} and {keys.SKIPPED_UPDATE} above 0"
 VALIDATION_SHARE = f"share of {keys.VALIDATE_S}"  # in the time of steps and validations
 
 
@@ -36,6 +38,8 @@ class Rule:
 
     def hint(self, value: float) -> str | None:
         """What to do about a value out of range; None for a healthy one."""
+        if not math.isfinite(value):
+            return f"{self.key} is no finite number in a step: lower the learning rate, and look for {NOT_FINITE}"
         if self.low is not None and value < self.low:
             return f"{self.key} is {value:.3g} (healthy: {self.healthy}): {self.below}"
         if self.high is not None and value > self.high:

@@ -242,7 +242,7 @@ def _side_by_side(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("trained steps", [str(len(run.steps)) for run in runs]),
         row("seconds of a step, median", [run.median(keys.STEP_S) for run in runs]),
         row("seconds of its rollout, median", [run.median(keys.ROLLOUT_S) for run in runs]),
-        row("hours of training", [max(run.time_s.values()) / 3600 for run in runs]),
+        row("hours of training", [run.hours() for run in runs]),
         row("empty places for requests in the engines", [run.idle_ratio() for run in runs]),
         row("thrown-away tokens", [run.waste_ratio() if run.is_ours else None for run in runs]),
         row("off-policy tokens", [run.mean(keys.OFF_POLICY) for run in runs]),

@@ -29,8 +29,9 @@ class StepMetrics:
     by_step: dict[int, dict[str, float]]
 
     def series(self, key: str) -> list[tuple[int, float]]:
-        """By step; steps that did not log it are left out."""
-        return [(step, values[key]) for step, values in sorted(self.by_step.items()) if key in values]
+        """By step; steps that did not log it, or no finite number, are left out."""
+        found = ((step, values.get(key, math.nan)) for step, values in sorted(self.by_step.items()))
+        return [(step, value) for step, value in found if math.isfinite(value)]
 
     def last(self, key: str) -> float | None:
         """The newest value; None where the run never logged it."""
@@ -39,7 +40,8 @@ class StepMetrics:
 
     def accuracy(self) -> list[tuple[int, float]]:
         """Of the validations, whatever their data source, by step."""
-        return [(step, of) for step, values in sorted(self.by_step.items()) if (of := accuracy_of(values)) is not None]
+        found = ((step, accuracy_of(values)) for step, values in sorted(self.by_step.items()))
+        return [(step, accuracy) for step, accuracy in found if accuracy is not None and math.isfinite(accuracy)]
 
     def accuracies(self) -> dict[str, list[tuple[int, float]]]:
         """The same of each data source, by its name."""
@@ -59,7 +61,6 @@ class Run(StepMetrics):
     folder: Path
     description: RunDescription
     by_step: dict[int, dict[str, float]]
-    time_s: dict[int, float]  # step -> when it was logged, since training began [s]
     causes: Counter[str]
 
     @classmethod
@@ -87,7 +88,6 @@ class Run(StepMetrics):
             folder=folder,
             description=_description(folder, by_step),
             by_step=by_step,
-            time_s=_times(lines, by_step),
             causes=all_causes(lines),
         )
 
@@ -106,8 +106,9 @@ class Run(StepMetrics):
         return any(key.startswith(keys.LEDGER) for values in self.by_step.values() for key in values)
 
     def steady(self, key: str) -> list[float]:
-        """Values of the trained steps after the first one."""
-        return [self.by_step[step][key] for step in after_the_first(self.steps) if key in self.by_step[step]]
+        """Finite values of the trained steps after the first one."""
+        counted = {*after_the_first(self.steps)}
+        return [value for step, value in self.series(key) if step in counted]
 
     def mean(self, key: str) -> float | None:
         values = self.steady(key)
@@ -125,6 +126,14 @@ class Run(StepMetrics):
         values = {term: self.last(keys.LEDGER + term) for term in keys.LEDGER_TERMS}
         return {term: int(value) for term, value in values.items() if value is not None}
 
+    def hours(self) -> float:
+        """Of its steps and validations: while it stood still between two starts no time passes."""
+        return (self.total(keys.STEP_S) + self.total(keys.VALIDATE_S)) / 3600
+
+    def of_sources(self, term: str) -> dict[str, list[tuple[int, float]]]:
+        """A figure of each data source of a mix, by its name and by step."""
+        return {source: self.series(f"{keys.SOURCE}{source}/{term}") for source in self.sources()}
+
     def sources(self) -> dict[str, dict[str, float]]:
         """Of each data source of a mix: counts at the end, and means of its other figures after the first step."""
         found: dict[str, dict[str, float]] = {}
@@ -137,8 +146,10 @@ class Run(StepMetrics):
 
     def idle_ratio(self) -> float | None:
         """Of the time of the rounds and of the most requests that each had in flight [0-1]."""
-        rounds_s = self.steady(keys.ROUND_S)
-        return fmean(self.steady(keys.IDLE_RATIO), rounds_s) if any(rounds_s) else None
+        rounds_s, ratios = dict(self.series(keys.ROUND_S)), dict(self.series(keys.IDLE_RATIO))
+        steps = [step for step in after_the_first(self.steps) if step in rounds_s and step in ratios]
+        weights = [rounds_s[step] for step in steps]
+        return fmean((ratios[step] for step in steps), weights) if any(weights) else None
 
     def waste_ratio(self) -> float | None:
         """Of all tokens that were thrown away or trained [0-1]."""
@@ -167,19 +178,3 @@ def _description(folder: Path, by_step: dict[int, dict[str, float]]) -> RunDescr
         return found
     is_ours = any(key.startswith(keys.LEDGER) for values in by_step.values() for key in values)
     return RunDescription(name=folder.name, system="async DAPO" if is_ours else "verl", started_s=math.nan)
-
-
-def _times(lines: list[StepRecord], by_step: dict[int, dict[str, float]]) -> dict[int, float]:
-    """As recorded, from the first validation or the begin of the first step on; of verl's own file, which has no times,
-    the steps and validations since then added up."""
-    first, *others = sorted(by_step)
-    if not any(math.isnan(line.time_s) for line in lines):
-        began_s = lines[0].time_s - by_step[first].get(keys.STEP_S, 0.0)
-        return {line.step: line.time_s - began_s for line in lines}
-    times = {first: by_step[first].get(keys.STEP_S, 0.0)}
-    passed_s = times[first]
-    for step in others:
-        values = by_step[step]
-        passed_s += sum(values[key] for key in (keys.STEP_S, keys.VALIDATE_S) if key in values)
-        times[step] = passed_s
-    return times

@@ -13,7 +13,7 @@ from ...async_dapo.runtime.logs import log_phase
 from ..run_files import ANSWERS_FILE, CALLS_FILE, REPORT_FILE, SAMPLES_FILE, STEPS_FILE
 from .answers import read_samples
 from .calls import read_calls
-from .charts import INK, NARROW, SERIES, WIDE, draw
+from .charts import INK, NARROW, SERIES, WIDE, draw, with_gaps
 from .page import Section, page
 from .run import Run
 from .samples import LoadSample
@@ -42,7 +42,7 @@ def engine_charts(steps: Sequence[StepTimeline], prefix: str) -> str:
     Args:
         prefix: begins the drawings' names, which are unique in a page.
     """
-    shown = [step for step in steps if any(step.engines.values())][-SHOWN_STEPS:]
+    shown = since_newest_start([step for step in steps if any(step.engines.values())][-SHOWN_STEPS:])
     if not shown:
         return ""
     parts = [f"<h3>Engines over the last {len(shown)} steps</h3>"]
@@ -76,8 +76,9 @@ def _painter(steps: Sequence[StepTimeline], value: Value, *, is_share: bool) -> 
             for step in steps:
                 samples = step.engines.get(server, ())
                 thinned = samples[:: -(-len(samples) // MOST_POINTS) or 1]
-                xs, ys = with_gaps([(sample.time_s, value(sample)) for sample in thinned])
-                axes.plot(xs, ys, color=colour, linewidth=1.0, label=name if step is steps[0] else None)
+                points = [(sample.time_s, value(sample)) for sample in thinned]
+                label = name if step is steps[0] else None
+                axes.plot(*with_gaps(points, longest_s(points)), color=colour, linewidth=1.0, label=label)
         if not is_share:
             _paint_waiting(axes, steps)
         axes.set_ylim(bottom=0)
@@ -101,21 +102,28 @@ def _paint_waiting(axes: Any, steps: Sequence[StepTimeline]) -> None:
             label = None
 
 
-def with_gaps(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Times and values of a line. An engine is sampled as it steps: where it has not stepped for long, the line breaks
-    off, and no line is drawn that nothing was seen of.
+def longest_s(points: Sequence[tuple[float, float]]) -> float:
+    """An engine is sampled as it steps: where it has not stepped for longer than this, its line breaks off."""
+    between_s = [later[0] - earlier[0] for earlier, later in pairwise(points)]
+    return max(GAP_S, GAP * median(between_s)) if between_s else math.inf
+
+
+def since_newest_start(steps: Sequence[StepTimeline]) -> Sequence[StepTimeline]:
+    """The steps behind the last pause that is longer than those on both its sides: where a run was resumed, it may have
+    stood still for days.
     """
-    times = [time_s for time_s, _ in points]
-    between_s = [later - earlier for earlier, later in pairwise(times)]
-    longest_s = max(GAP_S, GAP * median(between_s)) if between_s else math.inf
-    xs, ys = times[:1], [value for _, value in points[:1]]
-    for passed_s, (time_s, value) in zip(between_s, points[1:], strict=True):
-        if passed_s > longest_s:
-            xs.append(time_s - passed_s / 2)
-            ys.append(math.nan)
-        xs.append(time_s)
-        ys.append(value)
-    return xs, ys
+    ends = [_ends(step) for step in steps]
+    for number in range(len(steps) - 1, 0, -1):
+        (began, ended), (next_began, next_ended) = ends[number - 1], ends[number]
+        if next_began - ended > max(ended - began, next_ended - next_began):
+            return steps[number:]
+    return steps
+
+
+def _ends(step: StepTimeline) -> tuple[float, float]:
+    spans = [time_s for span in step.spans for time_s in (span.began_s, span.ended_s)]
+    times = spans + [sample.time_s for samples in step.engines.values() for sample in samples]
+    return min(times), max(times)
 
 
 def write_report(folders: Sequence[Path], output: Path | None = None, *, renewed_s: float | None = None) -> Path:
