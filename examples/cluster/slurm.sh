@@ -4,8 +4,9 @@
 #   export DATA_HOME=/shared/data MODEL_PATH=/shared/Qwen3-8B-Base CKPTS_DIR=/shared/checkpoints
 #   sbatch --partition=PARTITION --account=ACCOUNT --nodes=4 examples/cluster/slurm.sh [OVERRIDE ...]
 #
-# Submit it from the repository's folder, or set REPOSITORY. Arguments are further Hydra overrides. Nodes must be the
-# job's alone: `ray symmetric-run` ends every Ray of this user on them. The environment decides:
+# Submit it from the repository's folder, or set REPOSITORY. Arguments are further Hydra overrides, with paths relative to
+# where sbatch is called. Nodes must be the job's alone: `ray symmetric-run` ends every Ray of this user on them. The
+# environment decides:
 #
 #   DATA_HOME, CKPTS_DIR   as in test_qwen3_8b.sh; both on a disk that all nodes share; the second is required
 #   MODEL_PATH             as in test_qwen3_8b.sh: a folder, the same on every node, or a name on the hub
@@ -25,7 +26,11 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 
-if [[ " $*" != *\ data.train_files=* || " $*" != *\ data.val_files=* ]]; then
+named=
+for argument in "$@"; do
+  if [[ $argument =~ ^[+]{0,2}data[.](train|val)_files= ]]; then named+=${BASH_REMATCH[1]}; fi
+done
+if [[ $named != *train* || $named != *val* ]]; then
   : "${DATA_HOME:?set DATA_HOME to the folder of the data, on a disk that all nodes share, or name the files of both}"
 fi
 : "${CKPTS_DIR:?set CKPTS_DIR to a folder that all nodes share: each writes a part of every checkpoint}"
@@ -36,7 +41,8 @@ if [[ ! -x $venv/bin/python3 ]]; then
   echo "slurm.sh: $venv is no Python environment of this node: set VENV to one on a disk that all nodes share" >&2
   exit 1
 fi
-repository=${REPOSITORY:-$SLURM_SUBMIT_DIR}
+train=${TRAIN:-recipe/async_dapo/test_qwen3_8b.sh}
+if [[ $train != /* ]]; then train=${REPOSITORY:-$SLURM_SUBMIT_DIR}/$train; fi
 export PATH="$venv/bin:$PATH"
 
 # Two jobs of one cluster meet neither each other's Ray, as the port is the job's, nor each other's files.
@@ -52,8 +58,7 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 export RAY_health_check_timeout_ms=2000
 
 ulimit -n "$(ulimit -Hn)"
-cd -- "$repository"
 # A site may bind a task to one core; Slurm may queue a job again whose node has failed, which keeps its log and resumes.
 exec srun --ntasks="$NNODES" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 \
   ray symmetric-run --address "$RAY_ADDRESS" --min-nodes "$NNODES" --temp-dir="/tmp/ray-$SLURM_JOB_ID" -- \
-  bash "${TRAIN:-recipe/async_dapo/test_qwen3_8b.sh}" "$@"
+  bash "$train" "$@"

@@ -7,7 +7,11 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   sed -n '2,/^set -/ { /^set -/d; s/^# \{0,1\}//; p; }' "${BASH_SOURCE[1]}" # the comment at the script's head
   exit
 fi
-if [[ " $*" == *\ data.train_files=* && " $*" == *\ data.val_files=* ]]; then
+named=
+for argument in "$@"; do
+  if [[ $argument =~ ^[+]{0,2}data[.](train|val)_files= ]]; then named+=${BASH_REMATCH[1]}; fi
+done
+if [[ $named == *train* && $named == *val* ]]; then
   DATA_HOME=${DATA_HOME:-.} # the user's files take the place of those in it
 fi
 : "${DATA_HOME:?set DATA_HOME to the folder that prepare_dapo_data.sh has filled, or name data.train_files and data.val_files}"
@@ -29,7 +33,8 @@ if ((nnodes > 1 && !rehearse && !check)); then
   : "${CKPTS_DIR:?set CKPTS_DIR to a folder that all nodes share: each writes a part of every checkpoint}"
 fi
 
-# The recipe may have been copied anywhere, under any parent: modules are started as PARENT.FOLDER.NAME.
+# The recipe may have been copied anywhere, under any parent: modules are started as PARENT.FOLDER.NAME. Python finds them
+# there first, and then what lies in the folder where the user stands. Relative paths begin at that folder.
 unset CDPATH # with it, `cd` prints
 data_home=$(cd -- "$DATA_HOME" && pwd)
 ckpts_dir=$(realpath --canonicalize-missing -- "${CKPTS_DIR:-checkpoints}")
@@ -37,7 +42,8 @@ if [[ -d $model_path ]]; then model_path=$(cd -- "$model_path" && pwd); fi
 run=$(basename -- "${model_path,,}") # each model has a folder of checkpoints of its own
 recipe_dir=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 parent_dir=$(dirname -- "$recipe_dir")
-cd -- "$(dirname -- "$parent_dir")"
+PYTHONPATH=$(dirname -- "$parent_dir"):$PWD${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH
 
 max_prompt_tok=1024
 max_response_tok=8192
@@ -136,5 +142,5 @@ start() {
   else
     module=$recipe.$( ((check)) && echo check || echo main_async_dapo)
   fi
-  exec python3 -m "$module" "${overrides[@]}" "$@"
+  exec python3 -P -m "$module" "${overrides[@]}" "$@"
 }

@@ -4,7 +4,8 @@
 #   DATA_HOME=$HOME/data bash test_qwen3_8b.sh
 #   DATA_HOME=/shared/data CKPTS_DIR=/shared/checkpoints NNODES=4 RAY_ADDRESS=10.0.0.1:6379 bash test_qwen3_8b.sh
 #
-# Prepare the data with prepare_dapo_data.sh first. Arguments are further Hydra overrides. The environment decides:
+# Prepare the data with prepare_dapo_data.sh first. Arguments are further Hydra overrides. Relative paths begin at the
+# folder in which the script is called. The environment decides:
 #
 #   DATA_HOME    folder with dapo-math-17k.parquet and aime-2024.parquet, the same on every node; required, unless the
 #                arguments name data.train_files and data.val_files

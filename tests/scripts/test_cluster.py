@@ -70,9 +70,12 @@ def test_given_an_allocation_when_submitted_then_ray_starts_on_every_node_and_th
     assert started[started.index("--min-nodes") + 1] == "2"
     assert "--temp-dir=/tmp/ray-123456" in started
     script = "recipe/async_dapo/test_qwen3_8b.sh"
-    assert entry[:3] == ["bash", script, "trainer.total_epochs=1"]
+    assert entry[:3] == ["bash", f"{tmp_path}/{script}", "trainer.total_epochs=1"]
     assert "at 127.0.0.1:23456" in words, "who counts the nodes would not find Ray in a --temp-dir of its own"
-    assert (ROOT / script).is_file() and words[-1] == f"nodes 2 in {tmp_path}"
+    assert (ROOT / script).is_file() and words[-1] == f"nodes 2 in {ROOT}", "where it is called"
+    for repository, train in ((str(ROOT), f"{ROOT}/mine.sh"), ("/other", f"{ROOT}/mine.sh"), ("/other", "mine.sh")):
+        words = submit(tmp_path, **NEEDED, REPOSITORY=repository, TRAIN=train).stdout.splitlines()
+        assert words[words.index("--") + 2] == (train if train.startswith("/") else f"{repository}/{train}")
 
 
 def test_every_option_of_rays_start_is_one_that_the_other_nodes_take(tmp_path) -> None:
@@ -148,11 +151,12 @@ def test_given_the_page_when_its_commands_are_run_word_for_word_then_each_starts
         said.append(done.stdout.splitlines())
     check, reference, own, slurm = said
     assert check[1:] == ["-m", "recipe.async_dapo_lab.gpu_check", "--gpus", "8"]
-    assert reference[:3] == own[:3] == ["at HEAD:6379", "-m", "recipe.async_dapo_lab.train"]
+    assert reference[:4] == ["at HEAD:6379", "-P", "-m", "recipe.async_dapo_lab.train"]
+    assert own[:3] == ["at HEAD:6379", "-m", "recipe.async_dapo_lab.train"]
     assert {"trainer.nnodes=4", "trainer.n_gpus_per_node=8"} <= set(reference) & set(own)
     assert f"actor_rollout_ref.model.path='{tmp_path}/shared/Qwen3-8B-Base'" in reference
     assert f"trainer.default_local_dir='{tmp_path}/shared/checkpoints/qwen3-8b-base'" in reference
-    assert slurm[0] == "--ntasks=4" and slurm[-1] == f"nodes 4 in {tmp_path}"
+    assert slurm[0] == "--ntasks=4" and slurm[-1] == f"nodes 4 in {ROOT}"
     starts = [shlex.split(code)[2:] for code in page("docs/cluster.md").code if code.startswith("ray start ")]
     parsed = [start.make_context("ray start", words).params for words in starts]
     assert [one["head"] for one in parsed] == [True, False] and parsed[1]["address"] == "HEAD:6379"

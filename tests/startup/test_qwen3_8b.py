@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from recipe.async_dapo_lab.check import _kv_room, trainer_of
 from recipe.async_dapo_lab.plan.hardware import load_model
 from recipe.async_dapo_lab.plan.trainer_memory import Gpu
 
-from ..support.composed_runs import RECIPE, compose_run, rows, write_model, write_parquet
+from ..support.composed_runs import RECIPE, compose_run, needs_checks, rows, write_model, write_parquet
 
 SCRIPT, EXPERTS, SMALL = (RECIPE / f"test_qwen3_{size}.sh" for size in ("8b", "30b_a3b", "0.6b"))
 CLUSTER = {"RAY_ADDRESS": "10.0.0.1:6379", "CKPTS_DIR": "/shared/checkpoints"}
@@ -60,8 +61,9 @@ def run_script(script: Path, *arguments: str, folder: Path, **environment: str |
 
 def composed(done: Completed) -> DictConfig:
     assert done.returncode == 0, done.stderr
-    _, flag, module, *overrides = done.stdout.splitlines()
-    assert flag == "-m" and module in ("recipe.async_dapo_lab.train", "recipe.async_dapo_lab.rehearse")
+    _, *flags, module = done.stdout.splitlines()[:4]
+    overrides = done.stdout.splitlines()[4:]
+    assert flags == ["-P", "-m"] and module in ("recipe.async_dapo_lab.train", "recipe.async_dapo_lab.rehearse")
     own_ray = "+ray_kwargs.ray_init.address=local"  # Ray's, which verl's configuration does not name
     assert not [override for override in overrides if override.startswith("+") and override != own_ray]
     return compose_run(overrides)
@@ -71,7 +73,41 @@ def test_given_files_of_the_users_own_when_run_then_no_folder_of_data_is_asked_f
     files = [f"data.{kind}_files={tmp_path}/{kind}.parquet" for kind in ("train", "val")]
     data = composed(run_script(SCRIPT, *files, folder=tmp_path)).data
     assert [data.train_files, data.val_files] == [one.partition("=")[2] for one in files]
-    assert "set DATA_HOME" in run_script(SCRIPT, files[0], folder=tmp_path).stderr
+    quoted = ("++data.train_files=['a b.parquet',c.parquet]", "+data.val_files='a b.parquet'")
+    assert run_script(SCRIPT, *quoted, folder=tmp_path).returncode == 0
+    for others in ([], ["trainer.project_name='of data.val_files=b'"], ["xdata.val_files=b"]):
+        assert "set DATA_HOME" in run_script(SCRIPT, files[0], *others, folder=tmp_path).stderr
+
+
+@needs_checks
+def test_given_relative_paths_when_run_from_elsewhere_then_they_begin_where_the_user_stands(tmp_path):
+    """Where another package of the recipe's name lies, which must not run, and a module of the user's, which must."""
+    config_file = write_model(tmp_path / "model") / "config.json"
+    context = {"max_position_embeddings": 32_768}
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | context))
+    write_parquet(tmp_path / "my data.parquet", rows(512, source="sums"))
+    decoy = tmp_path / "recipe" / "async_dapo_lab" / "check.py"
+    decoy.parent.mkdir(parents=True)
+    decoy.write_text("raise SystemExit('of another folder')")
+    (tmp_path / "helper.py").write_text("def score(): return 0.5")
+    (tmp_path / "reward.py").write_text("import helper\ndef compute_score(**_): return helper.score()")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if name not in (*INPUTS, "VERL_PLATFORM")}
+    done = subprocess.run(
+        [
+            *("bash", str(AT_ROOT), "data.train_files='my data.parquet'", "data.val_files='my data.parquet'"),
+            *("actor_rollout_ref.model.path=./model", "reward.custom_reward_function.path=reward.py"),
+        ],
+        cwd=tmp_path,
+        env={**kept, "CHECK": "1", "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok   data" in done.stdout and "Everything is in order" in done.stdout
 
 
 @pytest.mark.parametrize("script", [SCRIPT, EXPERTS, SMALL, AT_ROOT], ids=["dense", "experts", "small", "at root"])

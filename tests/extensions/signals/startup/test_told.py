@@ -66,3 +66,13 @@ def test_given_secrets_in_overrides_when_a_run_is_interrupted_then_the_command_h
     trainer = {"default_local_dir": str(tmp_path), "save_freq": 2, "resume_mode": "auto"}
     told = how_to_go_on(OmegaConf.create({"trainer": trainer}))
     assert "x7" not in told and told.count("=<hidden>") == len(secrets) and all(option in told for option in plain)
+
+
+def test_given_a_run_of_a_reference_script_when_it_is_interrupted_then_the_command_finds_the_recipe(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-P", "-m", "module"])
+    monkeypatch.setenv("PYTHONPATH", "/the recipe:/where I stand")
+    trainer = {"default_local_dir": str(tmp_path), "save_freq": 2, "resume_mode": "auto"}
+    told = how_to_go_on(OmegaConf.create({"trainer": trainer}))
+    assert told.endswith("To begin anew: PYTHONPATH='/the recipe:/where I stand' python3 -P -m module")
