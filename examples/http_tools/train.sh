@@ -4,12 +4,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-exec 3< <(exec python3 examples/http_tools/service.py 0) # takes a free port, and says where it is
-beside=$!
-trap 'kill "$beside"' EXIT
-read -r _ TOOLS_SERVICE <&3
-export TOOLS_SERVICE
-bash quickstart.sh --steps 4 -- \
+bash examples/beside.sh TOOLS_SERVICE examples/http_tools/service.py bash quickstart.sh --steps 4 -- \
     actor_rollout_ref.rollout.agent.default_agent_loop=working_tool_agent \
     actor_rollout_ref.rollout.agent.agent_loop_config_path=examples/tools/agent_loops.yaml \
     actor_rollout_ref.rollout.multi_turn.function_tool_path=examples/http_tools/tools.py \

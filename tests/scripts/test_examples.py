@@ -19,7 +19,7 @@ BESIDE = (
 QUICK_START = f"""\
 printf '%s\\n' "$@" > given.txt
 {sys.executable} -c '{BESIDE}' > beside.txt
-printf '%s\\n' "${{TOOLS_SERVICE:-}}" > service.txt
+printf '%s\\n' "${{TOOLS_SERVICE:-${{JUDGE_URL:-}}}}" "$QUICKSTART_WITHIN" > service.txt
 exit 0
 """
 
@@ -53,5 +53,7 @@ def test_a_service_runs_on_a_free_port_beside_the_training_and_ends_with_it(chec
     [service] = map(int, (checkout / "beside.txt").read_text().split())
     with suppress(psutil.NoSuchProcess):
         psutil.Process(service).wait(300)
-    address = re.compile(r"http://127\.0\.0\.1:(?!876[56])\d{4,5}\b")  # those had been everybody's
-    assert address.search((checkout / "given.txt").read_text() + (checkout / "service.txt").read_text())
+    address, within = (checkout / "service.txt").read_text().splitlines()
+    assert re.match(r"http://127\.0\.0\.1:(?!876[56])\d{4,5}\b", address), "those had been everybody's"
+    again = subprocess.run([*within.split(), "printenv"], cwd=checkout, check=True, capture_output=True, text=True)
+    assert re.search(r"=http://127\.0\.0\.1:\d+", again.stdout), "a command that goes on has a service, too"
