@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from recipe.async_dapo_lab.command_line import path
 from recipe.async_dapo_lab.quickstart.supervision import exit_on_signals
 
 from .draw import draw
@@ -22,7 +23,7 @@ from .settings import GRIDS, SETTINGS
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--jobs", type=int, default=1, help="processes")
-parser.add_argument("--output", type=Path, default=Path("outputs", "defaults"), help="of systems.csv and what is drawn")
+parser.add_argument("--output", type=path, default=Path("outputs", "defaults"), help="of systems.csv and what is drawn")
 parser.add_argument("--grid", choices=GRIDS, default="", help="results are in a folder of that name")
 parser.add_argument("--largest", type=int, help="settings with more servers are left out")
 BEGINS = "those whose names begin with one of these; default: all"

@@ -13,11 +13,12 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.support.tables import markdown
+from recipe.async_dapo_lab.command_line import path
 
 from .run import costs
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--output", type=Path, default=Path("outputs", "evaluation"))
+parser.add_argument("--output", type=path, default=Path("outputs", "evaluation"))
 
 if __name__ == "__main__":
     options = parser.parse_args()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.runs_file import RunsFile
+from recipe.async_dapo_lab.command_line import path
 from recipe.async_dapo_lab.quickstart.supervision import exit_on_signals
 
 from .cells import MATRIX, Cell, Stack
@@ -54,8 +55,8 @@ def main() -> None:
     parser.add_argument("--only", type=Stack, choices=list(Stack), help="one stack; default: all")
     parser.add_argument("--limit", type=int, help="so many cells of each stack; default: all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("outputs", "faults"))
-    parser.add_argument("--logs", type=Path, default=Path("outputs", "faults"), help="folder of the runs' logs")
+    parser.add_argument("--output", type=path, default=Path("outputs", "faults"))
+    parser.add_argument("--logs", type=path, default=Path("outputs", "faults"), help="folder of the runs' logs")
     options = parser.parse_args()
     output, logs = options.output.absolute(), options.logs.absolute()
     for folder in (output, logs):

@@ -18,6 +18,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from benchmarks.support.supervised_training import ROOT, STREAM_INTERVAL, TAILS
+from recipe.async_dapo_lab.command_line import path
 from recipe.async_dapo_lab.quickstart.activation import run_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.overrides import REQUESTS_IN_FLIGHT, RunSettings, verl_overrides
@@ -122,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=int, required=True, help="that run at the same time")
     parser.add_argument("--tail", type=int, choices=TAILS, required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="of model and data")
+    parser.add_argument("--folder", type=path, required=True, help="of model and data")
     options = parser.parse_args()
     assets = prepare_assets(options.folder, seed=0, shape=TAILS[options.tail])
     print(json.dumps({"tok_per_s": asyncio.run(full_engine(assets, engines=options.engines))}))

@@ -5,10 +5,11 @@ import asyncio
 from pathlib import Path
 
 from benchmarks.support.needed import need
+from recipe.async_dapo_lab.command_line import path
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("outputs/gateway/costs.csv"))
+    parser.add_argument("--output", type=path, default=Path("outputs/gateway/costs.csv"))
     file = parser.parse_args().output
     need("agents", "gateway")
     from benchmarks.gateway.measure import measure

@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.side_by_side.run import STALENESS, SYSTEMS, TRAINER_PARTS
 from benchmarks.support.runs_file import RunsFile
+from recipe.async_dapo_lab.command_line import path
 from recipe.async_dapo_lab.gpu_check import reward
 from recipe.async_dapo_lab.gpu_check.assets import prepare
 from recipe.async_dapo_lab.gpu_check.training import gpu_overrides, run_entry
@@ -88,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("system", choices=SYSTEMS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, default=Path("outputs", "gpu_day", "results"))
+    parser.add_argument("--output", type=path, default=Path("outputs", "gpu_day", "results"))
     parser.add_argument("--timeout-s", type=float, default=600.0)
     asked = parser.parse_args()
     exit_on_signals()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from recipe.async_dapo_lab.command_line import path
 from recipe.async_dapo_lab.gpu_check.machine import THEME
 from recipe.async_dapo_lab.gpu_check.verdicts import Status
 from recipe.async_dapo_lab.plan.calibration import calibrate
@@ -38,7 +39,7 @@ def found(file: Path) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--assets", type=Path, default=ASSETS)
+    parser.add_argument("--assets", type=path, default=ASSETS)
     options = parser.parse_args()
     shutil.copytree(options.results, options.assets, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.lock"))
     for line in (options.results / "parts.jsonl").read_text("utf-8").splitlines():

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.runs_file import RunsFile, claim, commit
+from recipe.async_dapo_lab.command_line import path
 from recipe.async_dapo_lab.gpu_check.supervised import run_supervised
 from recipe.async_dapo_lab.gpu_check.watch import LeastFree, Leftovers
 from recipe.async_dapo_lab.quickstart.supervision import exit_on_signals
@@ -227,7 +228,7 @@ def main() -> None:
     numbers = range(1, len(PARTS) + 1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, default=Path("outputs", "gpu_day", "results"))
+    parser.add_argument("--output", type=path, default=Path("outputs", "gpu_day", "results"))
     parser.add_argument("--minutes", type=float, default=9.0, help="for all parts together")
     parser.add_argument("--parts", nargs="+", type=int, choices=numbers, default=numbers, help="these alone")
     parser.add_argument("--no-about", action="store_true", help="another run of this command has told of the device")

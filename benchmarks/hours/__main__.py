@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks.learning.summary import JUDGED
+from recipe.async_dapo_lab.command_line import path
 
 from .planned import SYNC, modes, run
 from .summary import curves_of, hours, planned
@@ -37,7 +38,7 @@ def draw(steps: pd.DataFrame, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("outputs", "hours"))
+    parser.add_argument("--output", type=path, default=Path("outputs", "hours"))
     folder = parser.parse_args().output
     run(folder / "planned.csv")
     hours(folder / "planned.csv").to_csv(folder / "hours.csv", index=False, float_format="%.4g")

@@ -27,6 +27,7 @@ import torch
 from benchmarks.support.needed import need
 from benchmarks.support.runs_file import RunsFile, claim
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo_lab.command_line import path
 
 from . import rows
 from .model import TinyTransformer, sample
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate-factors", type=float, nargs="+", default=[1.0], help="times the task's learning rate")
     parser.add_argument("--updates", type=int, nargs="+", default=[1], choices=(1, 2, 4, 8, 16), help="of a step")
     parser.add_argument("--steps", type=int, help="of a run; by default the task's, fewer at higher rates")
-    parser.add_argument("--output", type=Path, default=Path("outputs", "learning"))
+    parser.add_argument("--output", type=path, default=Path("outputs", "learning"))
     options = parser.parse_args(arguments)
     wanted = [name for name in known if any(fnmatch(name, pattern) for pattern in options.rows)]
     if not wanted:

@@ -11,6 +11,7 @@ from statistics import fmean
 
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, train
+from recipe.async_dapo_lab.command_line import path
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY
 from recipe.async_dapo_lab.quickstart.task import MAX_PROMPT_TOK
@@ -45,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--output", type=Path, default=Path("outputs", "learning"))
+    parser.add_argument("--output", type=path, default=Path("outputs", "learning"))
     options = parser.parse_args()
     runs, output = RunsFile(options.output / "stack.csv"), options.output.absolute()
     steps, known = usual_steps(TASKS[QUICK_TASK], rate_factor=1.0, updates=1), named_rows()

@@ -26,6 +26,7 @@ from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, RunLoad, train
 from recipe.async_dapo.config.values import MOST_DRAFT_TOK
+from recipe.async_dapo_lab.command_line import path
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.overrides import (
     PROMPTS_PER_STEP,
@@ -224,8 +225,8 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--first-repetition", type=int, default=0, help="its number, to add to a file's repetitions")
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--output", type=Path, default=Path("outputs", "side_by_side"))
-    parser.add_argument("--runs", type=Path, default=Path("outputs", "side_by_side"), help="folder of the runs' logs")
+    parser.add_argument("--output", type=path, default=Path("outputs", "side_by_side"))
+    parser.add_argument("--runs", type=path, default=Path("outputs", "side_by_side"), help="folder of the runs' logs")
     options = parser.parse_args()
     if options.steps < FEWEST_STEPS:
         parser.error(f"--steps {options.steps}: at least {FEWEST_STEPS}, or no two steps are left to count")

@@ -1,11 +1,10 @@
 """Random options with sources, in virtual time: the account of each source closes, and each batch has its shares.
 
-    python -m benchmarks.sources.fuzz [--runs 1000] [--output outputs/sources]
+    python -m benchmarks.sources --fuzz 1000 [--output outputs/sources]
 
 Writes `fuzz.csv`, a row for each kind of mix: how many runs, steps and groups, and how many the recipe refused.
 """
 
-import argparse
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
@@ -124,12 +123,8 @@ def play_all(runs: int, *, seed: int = 0) -> pd.DataFrame:
     return pd.DataFrame(rows).groupby("sources").sum().reset_index()
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--output", type=Path, default=Path("outputs", "sources"), help="of fuzz.csv")
-    given = parser.parse_args()
-    given.output.mkdir(parents=True, exist_ok=True)
-    found = play_all(given.runs)
-    found.to_csv(given.output / "fuzz.csv", index=False)
+def fuzz(folder: Path, *, runs: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    found = play_all(runs)
+    found.to_csv(folder / "fuzz.csv", index=False)
     print(found.to_string(index=False))

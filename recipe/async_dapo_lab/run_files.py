@@ -45,7 +45,9 @@ class BoundedFile:
     half of its lines. A process that ends on the way leaves the file as it was.
 
     Args:
-        summed: makes one line of the older half, which stays; None: that half goes, and the log tells so once.
+        summed: makes one line, with the last one's step, of two neighbours of the older half, which so stays, in less
+            detail: a run that goes on from a step loses nothing of those before it but what is in a line with it. None:
+            that half goes, and the log tells so once.
     """
 
     def __init__(
@@ -73,8 +75,12 @@ class BoundedFile:
         older, newer = lines[: len(lines) // 2], lines[len(lines) // 2 :]
         if not older:
             return
-        write_lines(self._path, newer if self._summed is None else [self._summed(older), *newer])
-        if self._summed is None and not self._is_told:
+        if self._summed is not None:
+            kept = [self._summed(older[first : first + 2]) for first in range(0, len(older), 2)]
+            write_lines(self._path, [*kept, *newer])
+            return
+        write_lines(self._path, newer)
+        if not self._is_told:
             self._is_told = True
             text = "%s is above %.3g MB: lines of steps before %d are dropped, and so on as it grows"
             logger.warning(text, self._path, self._most_bytes / 1e6, newer[0]["step"])

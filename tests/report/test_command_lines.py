@@ -1,7 +1,9 @@
-"""Command lines of the lab: a `~` that the shell leaves in a path means the user's home."""
+"""Command lines of the lab and of the benchmarks: a `~` that the shell leaves in a path means the user's home."""
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.rehearsal.supervisor import output_folder
 
 LAB = Path(command_line.__file__).parent
+BENCHMARKS = LAB.parents[1] / "benchmarks"
 PLACES = ("FILE", "FOLDER", "DIR", "RUN_DIR", "MODEL")
 
 
@@ -31,6 +34,30 @@ def test_every_argument_that_names_a_place_means_the_home_by_its_first_letter() 
     for one in arguments:
         is_place = "ath" in one.get("type", "") or any(place in one.get("metavar", "") for place in PLACES)
         assert not is_place or one.get("type") in ("path", "os.path.expanduser"), one
+
+
+def test_every_option_of_a_benchmark_that_names_a_place_means_the_home_by_its_first_letter() -> None:
+    options = [one for file in BENCHMARKS.rglob("*.py") for one in arguments_of(file) if "--" in one["name"]]
+    places = [one for one in options if "ath" in one.get("type", "")]
+    assert len(places) > 12 and {one["type"] for one in places} == {"path"}
+
+
+WITHOUT = """
+import runpy, sys
+from recipe.async_dapo.config import extensions
+extensions.declared = dict
+sys.modules["recipe.async_dapo.extensions"] = None
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("command", ["sources", "sources --fuzz 1", "gateway"])
+def test_a_benchmark_whose_extensions_are_not_there_says_so(command: str) -> None:
+    words = f"benchmarks.{command}".split()
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *words], cwd=BENCHMARKS.parent, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1 and done.stderr.startswith("this benchmark measures extensions/"), done.stderr
 
 
 def test_paths_in_the_home_are_found_and_written(tmp_path, monkeypatch) -> None:

@@ -48,6 +48,24 @@ def test_a_record_of_calls_counts_all_of_them_however_often_it_is_shortened(
     assert read_calls(path) == expected
 
 
+@given(resumed_at=st.integers(2, 60))
+@settings(max_examples=30)
+def test_a_run_that_resumes_keeps_what_is_summed_of_the_steps_before(
+    tmp_path_factory: pytest.TempPathFactory, resumed_at: int
+) -> None:
+    path = tmp_path_factory.mktemp("calls") / "calls.jsonl"
+    file = BoundedFile(path, summed=summed, most_bytes=2000)
+    for step in range(1, 61):
+        line = call_line(step, {"add": CallFigures.of(0.5, is_failed=False)})
+        assert line is not None
+        file.add(line)
+    ends = [0, *(line["step"] for line in read_lines(path))]
+    assert len(ends) < 40, "nothing was summed"
+    file.keep_before(resumed_at)
+    kept = read_calls(path)["add"].calls if resumed_at > ends[1] else 0
+    assert kept == max(end for end in ends if end < resumed_at)
+
+
 def test_however_many_names_calls_have_their_sum_stays_small(tmp_path: Path) -> None:
     file = BoundedFile(tmp_path / "calls.jsonl", summed=summed, most_bytes=60_000)
     for step in range(1, 301):
