@@ -86,7 +86,7 @@ async def recorded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     Raises:
         RecordedError: if the call raised.
     """
-    name = getattr(function, "__qualname__", type(function).__qualname__).replace("/", "_")
+    name = getattr(function, "__qualname__", type(function).__qualname__)
     make = functools.partial(function, *args, **kwargs)
     return await make_recorded(name, {"args": list(args), "kwargs": kwargs}, make, policy=Policy.of(function))
 
@@ -99,4 +99,4 @@ async def make_recorded(
     if recorder is None or recorder.runner is None:
         result = make()
         return await result if inspect.isawaitable(result) else result
-    return await recorder.runner.run(recorder, name, arguments, make, policy=policy)
+    return await recorder.runner.run(recorder, name.replace("/", "_"), arguments, make, policy=policy)

@@ -3,7 +3,10 @@
 from typing import Any
 
 import pytest
+from aiohttp import ClientResponseError, RequestInfo
+from multidict import CIMultiDict, CIMultiDictProxy
 from ray.exceptions import RayTaskError
+from yarl import URL
 
 from recipe.async_dapo.core.outcome import Cause, EndedGroups, GroupOutcome, Verdict
 from recipe.async_dapo.rollout import coordinator as coordinator_module
@@ -32,6 +35,14 @@ def test_an_agent_loops_error_is_told_with_its_line() -> None:
     assert outcome.cause is not None
     assert outcome.cause.summary.startswith("KeyError('refused') at test_causes.py:")
     assert outcome.cause.traceback.endswith("KeyError: 'refused'")
+
+
+def test_an_http_clients_error_is_told_without_its_headers() -> None:
+    headers = CIMultiDictProxy(CIMultiDict({f"header-{number}": "value" for number in range(20)}))
+    asked = RequestInfo(url := URL("http://127.0.0.1:1/look_up?page=1"), "GET", headers, url)
+    error = ClientResponseError(asked, (), status=503, message="the index\nis not loaded", headers=headers)
+    assert "header-" in repr(error)
+    assert cause_of(error).summary == " ".join(f"ClientResponseError: {error}".split())
 
 
 def failed(uid: str, cause: Cause) -> GroupOutcome:

@@ -153,10 +153,11 @@ def test_given_recorded_calls_or_a_loop_that_is_gone_when_saved_then_only_a_copy
 
     call = Call(call_id="g/0/1/pay/d/0", turn=1, arguments=b"")
     assert needed() == ("history",)
-    score = Call(call_id="g/0/0/reward/d/0", turn=1, arguments=b"")  # it is made again, as any copy does
+    score = Call(call_id="g/0/0/reward/d/score", turn=1, arguments=b"")  # it is made again, as any copy does
     assert needed(calls={score.call_id: score}) == ("history",)
-    of_its_name = Call(call_id="g/0/1/reward/d/0", turn=1, arguments=b"")
-    assert needed(calls={score.call_id: score, of_its_name.call_id: of_its_name}) == ("history", "agents")
+    for turn in (0, 1):  # of a loop that asks side by side the ids name no turn
+        of_its_name = Call(call_id=f"g/0/{turn}/reward/d/0", turn=1, arguments=b"")
+        assert needed(calls={score.call_id: score, of_its_name.call_id: of_its_name}) == ("history", "agents")
     assert needed(calls={call.call_id: call}) == needed(is_replayable=False) == ("history", "agents")
 
 

@@ -83,6 +83,7 @@ vllm.hf_overrides={a:1} rollout.quantization=fp8 -> vllm.hf_overrides=null
 reward_model reward.reward_model.enable_resource_pool=False -> reward.reward_model.enable_resource_pool=True
 reward_model reward.reward_model.rollout.free_cache_engine=True -> reward.reward_model.rollout.free_cache_engine=False
 reward_model reward.custom_reward_function.path=null -> reward.custom_reward_function.path=a.py
+reward.reward_manager.name=remote async_dapo.reward.processes=0 -> reward.reward_manager.name=naive
 overlong reward.reward_manager.name=naive -> reward.reward_manager.name=dapo
 overlong reward.reward_kwargs.max_resp_len=64 -> reward.reward_kwargs.max_resp_len=32
 algorithm.filter_groups.metric=null -> algorithm.filter_groups.enable=False

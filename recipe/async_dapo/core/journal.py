@@ -9,7 +9,7 @@ it happened is unknown, and its tool says what to do.
 from dataclasses import dataclass, replace
 from typing import Any
 
-REWARD = "reward"  # names the calls that score
+SCORE = "score"  # ends the ids of calls that score; a number ends those of a loop
 
 
 def name_of(call_id: str) -> str:
@@ -30,6 +30,10 @@ class Call:
     @property
     def name(self) -> str:
         return name_of(self.call_id)
+
+    @property
+    def is_score(self) -> bool:
+        return self.call_id.endswith(f"/{SCORE}")
 
     @property
     def size_bytes(self) -> int:

@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any, ClassVar
 
+LONG_CHARS = 200  # of the `repr` of an error, where its text is shorter
 MOST_CHARS = 1000  # of the text of an error, and of what stands for an object
 MOST_TRACEBACK_CHARS = 20_000
 
@@ -45,8 +46,15 @@ class ProcessLost(Exception):
 def describe(error: BaseException) -> str:
     """The error, and the file and line of the user's code that it comes from."""
     frames = user_frames(error) or traceback.extract_tb(error.__traceback__)
-    what = shortened(repr(error), MOST_CHARS)
+    what = shortened(in_short(error), MOST_CHARS)
     return f"{what} at {shown_name(frames[-1].filename)}:{frames[-1].lineno}" if frames else what
+
+
+def in_short(error: BaseException) -> str:
+    """In one line: its `repr`, or its text where the first is long, as of an HTTP client's error with all headers."""
+    what = repr(error)
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(what) > LONG_CHARS and len(text) < len(what) else what
 
 
 def user_traceback(error: BaseException) -> str:

@@ -148,3 +148,30 @@ def import_loop(entry: dict[str, Any], name: str) -> Any:
     if not callable(getattr(found, "run", None)):
         raise ConfigError(key, target, "has no method `run`; name an AgentLoopBase")
     return found
+
+
+def load_tools(tools: DictConfig) -> list[Any]:
+    """All tools, loaded by verl's own code. A file each, so that the one to blame is known."""
+    if all(tools[option] is None for option in TOOL_FILES):
+        return []
+    from verl.tools.tool_registry import load_all_tools
+
+    all_tools: list[Any] = []
+    for option in TOOL_FILES:
+        value = tools[option]
+        if value is None:
+            continue
+        try:
+            with contained():
+                loaded = load_all_tools(**{"tool_config_path": None, "function_tool_path": None, option: value})
+        except Exception as error:  # the user's module may raise anything
+            raise ConfigError(
+                TOOLS + option, value, f"its tools cannot be loaded: {first_line(error)}; correct the file"
+            ) from error
+        if not loaded:
+            raise ConfigError(TOOLS + option, value, "holds no tool; decorate a function with @function_tool")
+        if twice := sorted({tool.name for tool in loaded} & {tool.name for tool in all_tools}):
+            remedy = f"names tools as {TOOLS}tool_config_path does: {', '.join(twice)}; rename one of each two"
+            raise ConfigError(TOOLS + option, value, remedy)
+        all_tools += loaded
+    return all_tools

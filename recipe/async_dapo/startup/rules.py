@@ -83,6 +83,14 @@ def _cuts(it: Run, part: str) -> bool:
     return bool(it.get(f"{_ROLLOUT}{part}_length") != it.get(f"data.max_{part}_length"))
 
 
+def _has_actors_of_its_own(it: Run) -> bool:
+    """verl's `remote`, where no process of ours takes the place of its actors."""
+    manager, is_sandboxed = it.reward.reward_manager, it.reward.sandbox_fusion.url is not None
+    is_verls = is_sandboxed and it.reward.custom_reward_function.path is None
+    has_processes = "reward_processes" in it.options.extensions and not is_verls
+    return (manager.source, manager.name) == ("register", "remote") and not has_processes
+
+
 _DYNAMIC = _ACTOR + "use_dynamic_bsz"
 _MICRO = (
     ("actor", _ACTOR + "ppo_", _DYNAMIC),
@@ -289,6 +297,10 @@ RULES: tuple[Rule, ...] = (
          lambda it: it.reward_model.enable and it.reward.custom_reward_function.path is None,
          "verl's agent loops cannot read the score of a reward model alone; name a reward function that asks the model "
          "(its argument reward_router_address) and returns a dict"),
+    Rule("reward.reward_manager.name", _has_actors_of_its_own,
+         "runs the function in Ray actors, {it.reward.num_workers} for each reward worker, each with a CPU of Ray's; "
+         "one without a CPU never answers, and one that a call has ended stays dead; choose naive, or have "
+         "extensions/reward_processes run it, with async_dapo.reward.processes=null and no reward.sandbox_fusion.url"),
     Rule(_OVERLONG + "enable", lambda it: it.overlong.enable and it.reward.reward_manager.source == "register"
          and it.reward.reward_manager.name in verls_reward_managers() - {"dapo"},
          "is ignored by reward.reward_manager.name={it.reward.reward_manager.name}; use dapo, or disable it"),

@@ -28,7 +28,7 @@ from verl.experimental.agent_loop import AgentLoopOutput
 from ..config.checkpoint_options import checkpoints_to_keep
 from ..config.extensions import AGENTS
 from ..core.concurrency import ConcurrencyState
-from ..core.journal import REWARD, Call
+from ..core.journal import Call
 from ..core.over_sampling import LengthsEnded, OverSamplingState
 from ..core.pool import CarriedGroup, PoolState
 from ..core.trajectory import PromptGroup, Segment, Trajectory, Turn
@@ -67,12 +67,8 @@ class RolloutState:
 
 
 def _has_asked(trajectory: Trajectory) -> bool:
-    """Whether its loop keeps a state, or has made calls. A score that was interrupted is just made again; its id names
-    no turn (`extensions/agents/call_recorder.py`), though it comes behind some.
-    """
-    calls = trajectory.calls.values()
-    scores = [call for call in calls if call.name == REWARD and call.turn and call.call_id.split("/")[-4] == "0"]
-    return not trajectory.is_replayable or len(scores) < len(calls)
+    """Whether its loop keeps a state, or has made calls. A score that was interrupted is just made again."""
+    return not trajectory.is_replayable or not all(call.is_score for call in trajectory.calls.values())
 
 
 T = TypeVar("T")

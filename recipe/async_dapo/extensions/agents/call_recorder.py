@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from ...core.journal import REWARD, Call
+from ...core.journal import SCORE, Call
 from ...core.round import GroupEvent
 from ...core.trajectory import BrokenRecord, Trajectory, Turn
 from ...recording import TrajectoryRecorder, prompt_digest
@@ -74,7 +74,7 @@ class CallRecorder(TrajectoryRecorder):
     def score_id(self, responses: Iterable[Sequence[int]]) -> str:
         """The id of the call that scores these responses."""
         digest = call_digest([], b"".join(sorted(map(prompt_digest, responses))))
-        return f"{self.prompt_uid}{self.attempt}/{self.trajectory.session_id}/0/{REWARD}/{digest}/0"
+        return f"{self.prompt_uid}{self.attempt}/{self.trajectory.session_id}/0/reward/{digest}/{SCORE}"
 
     async def put_first(self, answers: Iterable[tuple[bytes, Sequence[int], Sequence[float]]]) -> None:
         """Put the turns of these answers (prompt digest, tokens, log-probs) in front, in this order, in which the

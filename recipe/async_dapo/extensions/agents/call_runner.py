@@ -14,7 +14,7 @@ from ray.exceptions import ObjectLostError, RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from ...calls import RETRY, Policy, RecordedError, WhenUnknown, running_call_id
-from ...core.journal import REWARD, Call
+from ...core.journal import Call
 from ...core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ...core.trajectory import Trajectory
 from ...core.users_errors import describe, user_traceback
@@ -137,7 +137,7 @@ class CallRunner(Calls):
         """
         assert isinstance(recorder, CallRecorder)
         calls = recorder.trajectory.calls
-        if any(call.name == REWARD for call in calls.values()):
+        if any(call.is_score for call in calls.values()):
             call = calls.get(recorder.score_id(responses))
             if call is not None and call.pending is not None:
                 call.result, call.pending = await _arrived(call), None

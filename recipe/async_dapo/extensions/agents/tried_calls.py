@@ -9,12 +9,14 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ...calls import running_call_id
+from ...config.extensions import declared
 from ...config.options import AsyncDAPOConfig
 from ...config.values import ConfigError, check_choice, check_each
 from ...core.users_errors import shortened, shown_name, user_frames
 from ...record.plain_values import AGENT_LOOP, to_plain
 from ...runtime.aio import LimitReached, within
-from ...runtime.containment import contained, value_of
+from ...runtime.containment import value_of
+from ...startup.agent_loops import load_tools
 from ...startup.preflight import NOT_TRIED, Check, Seen
 from .tools import on_thread
 
@@ -46,18 +48,17 @@ def try_calls(
         The answers, in words.
 
     Raises:
-        ConfigError: for each tool that is not there, raises, or does not answer in time.
+        ConfigError: for each tool that is not there, raises, or does not answer in time; for a file that cannot be
+            loaded, in a copy where no other check says so.
     """
     from verl.tools.function_tool import FunctionTool
-    from verl.tools.tool_registry import load_all_tools
 
-    tools = config.actor_rollout_ref.rollout.multi_turn
     try:
-        with contained():
-            loaded = load_all_tools(tools.tool_config_path, tools.function_tool_path)
-    except Exception:  # the check of agent loops and tools says what is wrong with their files
-        return f"{NOT_TRIED}the tools cannot be loaded"
-    by_name = {tool.name: tool for tool in loaded}
+        by_name = {tool.name: tool for tool in load_tools(config.actor_rollout_ref.rollout.multi_turn)}
+    except ConfigError:
+        if "checks" in declared():  # whose check of agent loops and tools says what is wrong with their files
+            return f"{NOT_TRIED}the tools cannot be loaded"
+        raise
     answers: list[str] = []
 
     def try_one(name: str, arguments: dict[str, Any]) -> None:

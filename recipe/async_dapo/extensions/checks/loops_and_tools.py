@@ -5,13 +5,12 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ...config.values import ConfigError, check_choice
-from ...runtime.containment import contained, first_line
 from ...startup.agent_loops import (
     PLAIN_LOOP,
-    TOOL_FILES,
     TOOLS,
     import_external,
     import_loop,
+    load_tools,
     named_loops,
     options_of,
     used_loops,
@@ -47,7 +46,7 @@ def check_tools(config: DictConfig) -> list[str]:
         from verl.experimental.agent_loop.tool_parser import ToolParser
 
         check_choice(TOOLS + "format", tools.format, sorted(ToolParser._registry))
-    return [tool.name for tool in _load_tools(tools)]
+    return [tool.name for tool in load_tools(tools)]
 
 
 def check_name(config: DictConfig, key: str, name: str) -> None:
@@ -66,7 +65,7 @@ def check_name(config: DictConfig, key: str, name: str) -> None:
 def tool_schemas(config: DictConfig) -> list[dict[str, Any]]:
     """As agent loops offer them in prompts; none where they cannot be loaded, which `check_tools` tells."""
     try:
-        tools = _load_tools(config.actor_rollout_ref.rollout.multi_turn)
+        tools = load_tools(config.actor_rollout_ref.rollout.multi_turn)
     except ConfigError:
         return []
     return [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]
@@ -81,30 +80,3 @@ def may_score_itself(config: DictConfig, name: str) -> bool:
         return False
     asked = getattr(import_loop(entry, name), "scores_itself", None)
     return asked is None or asked(options_of(entry))
-
-
-def _load_tools(tools: DictConfig) -> list[Any]:
-    """All tools, loaded by verl's own code. A file each, so that the one to blame is known."""
-    if all(tools[option] is None for option in TOOL_FILES):
-        return []
-    from verl.tools.tool_registry import load_all_tools
-
-    all_tools: list[Any] = []
-    for option in TOOL_FILES:
-        value = tools[option]
-        if value is None:
-            continue
-        try:
-            with contained():
-                loaded = load_all_tools(**{"tool_config_path": None, "function_tool_path": None, option: value})
-        except Exception as error:  # the user's module may raise anything
-            raise ConfigError(
-                TOOLS + option, value, f"its tools cannot be loaded: {first_line(error)}; correct the file"
-            ) from error
-        if not loaded:
-            raise ConfigError(TOOLS + option, value, "holds no tool; decorate a function with @function_tool")
-        if twice := sorted({tool.name for tool in loaded} & {tool.name for tool in all_tools}):
-            remedy = f"names tools as {TOOLS}tool_config_path does: {', '.join(twice)}; rename one of each two"
-            raise ConfigError(TOOLS + option, value, remedy)
-        all_tools += loaded
-    return all_tools

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.async_dapo.core.journal import Call
 from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Trajectory
 from recipe.async_dapo.extensions.agents.call_recorder import CallRecorder, _own_turns, call_digest
 from recipe.async_dapo.recording import append_tokens
@@ -46,6 +47,16 @@ def test_given_answers_in_another_order_and_log_probs_that_are_no_numbers_then_t
 
 def ids(it: CallRecorder, names: list[str]) -> list[str]:
     return [it.begin_call(name, b"arguments")[0].call_id for name in names]
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_given_a_call_of_whatever_name_then_it_is_no_score_and_a_score_is(side_by_side) -> None:
+    it = recorder(Trajectory(session_id=0))
+    it.is_side_by_side = side_by_side
+    it.begin_turn([1])
+    for name in ("reward", "score", ""):
+        assert not it.begin_call(name, b"")[0].is_score
+    assert Call(call_id=it.score_id([[1, 2]]), turn=1, arguments=b"").is_score
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=8), st.randoms())

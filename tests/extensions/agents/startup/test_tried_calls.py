@@ -149,6 +149,19 @@ def test_a_tool_that_is_not_there_wrong_arguments_an_exit_and_no_answer_each_hav
         tried(run, f"{FUNCTIONS}={tmp_path}/own.py", "async_dapo.calls.check={wait:{second:1}}")
 
 
+@pytest.mark.parametrize("has_checks", [True, False])
+def test_a_file_that_cannot_be_loaded_is_told_once_in_a_copy_without_checks_too(run, tmp_path, monkeypatch, has_checks):
+    monkeypatch.setattr(tried_calls, "declared", lambda: {"agents", "checks"} if has_checks else {"agents"})
+    (tmp_path / "own.py").write_text("import no_such_module")
+    config = run(f"{FUNCTIONS}={tmp_path}/own.py", "async_dapo.calls.check={leave:{code:3}}")
+    check = checks_of(config, AsyncDAPOConfig.from_hydra(config))["calls of tools"]
+    if has_checks:
+        assert check() == "not tried: the tools cannot be loaded"
+        return
+    with pytest.raises(ConfigError, match=rf"^{FUNCTIONS}=.*own\.py: its tools cannot be loaded: .*no_such_module"):
+        check()
+
+
 def test_a_tool_with_instances_is_created_called_and_released(run, tmp_path):
     (tmp_path / "tools.yaml").write_text(INSTANCES)
     note = tried(run, f"{TOOLS}tool_config_path={tmp_path}/tools.yaml", "async_dapo.calls.check={till:{coins:3}}")
