@@ -115,7 +115,8 @@ def test_given_a_run_that_only_validates_when_it_ends_then_that_is_no_failure(tm
     assert "step 8/24 | accuracy 0.4" in done.stdout and "no step was trained" in done.stdout
 
 
-def test_given_compare_when_both_have_trained_then_the_report_has_both_and_the_measured_speed_up(tmp_path):
+def test_given_compare_when_both_have_trained_then_the_report_has_both_and_the_measured_speed_up(tmp_path, monkeypatch):
+    monkeypatch.setenv(quickstart.WITHIN, "bash with_a_service.sh")
     seconds = "3.0 if 'verl_sync' in os.environ['VERL_FILE_LOGGER_PATH'] else 1.5"
     log = f"log(1, **({step_data(accuracy=0.7)} | {{{keys.STEP_S!r}: {seconds}}}))"
     done = run(log, tmp_path / "run", "--steps", "1", "--compare")
@@ -123,6 +124,7 @@ def test_given_compare_when_both_have_trained_then_the_report_has_both_and_the_m
     assert "its steps are 2.00 times as fast as those of verl_sync" in done.stdout
     text = (tmp_path / "run" / "report.html").read_text()
     assert "Side by side" in text and "<b>verl_sync</b>" in text
+    assert "\n1 step in " in done.stdout and "first step again: bash with_a_service.sh " in done.stdout
 
 
 def test_given_an_earlier_start_when_it_starts_again_into_the_same_folder_then_its_log_and_metrics_stay(tmp_path):

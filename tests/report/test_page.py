@@ -134,10 +134,10 @@ def test_each_source_of_a_mix_has_a_row_with_its_shares(text: str) -> None:
         assert f"<tr><th>{row[0]}</th>{''.join(f'<td>{cell}</td>' for cell in row[1:])}</tr>" in text
 
 
-def test_wall_time_begins_with_the_training_so_that_a_recorded_run_compares_with_verls_file(both):
-    for run in map(Run.load, both):
-        assert run.time_s[0] == 0.0
-        assert max(run.time_s.values()) < 24 * 3600, "a record's times are since the command was given"
+def test_hours_are_those_of_steps_and_validations_so_that_a_recorded_run_compares_with_verls_file(both):
+    ours, verls = (Run.load(run).hours() * 3600 for run in both)
+    assert ours == pytest.approx(sum(40 + math.sin(step) for step in range(1, 13)))
+    assert verls == pytest.approx(12 * 60 + 3 * 5)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from . import keys
 
 Values = Mapping[str, float]
 
+MOST_NAMES = 3  # of metrics in a line
 MANY_FAILED_CALLS = 0.2  # of all calls of tools and agent loops: more is worth a part of the line, and a hint
 
 
@@ -61,6 +62,8 @@ def accuracy_of(values: Values) -> float | None:
 def accuracy_name(values: Values) -> str:
     """Which of the validation's metrics that is, for example `math/acc/mean@4`; empty without one."""
     names = [key.removeprefix(keys.ACCURACY_PREFIX) for key in accuracies_of(values)]
+    if len(names) > MOST_NAMES:
+        return f"mean of {len(names)} data sources"
     return names[0] if len(names) == 1 else f"mean of {', '.join(names)}" if names else ""
 
 
@@ -73,6 +76,11 @@ def accuracies_of(values: Values) -> dict[str, float]:
 def seconds(value: float) -> str:
     """Three digits, and no more than whole seconds."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def counted(count: int, one: str) -> str:
+    """For example `1 step`, `2 steps`."""
+    return f"{count} {one}" if count == 1 else f"{count} {one}s"
 
 
 def percent(ratio: float) -> str:

@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from ...async_dapo.config.values import ConfigError
 from ...async_dapo.record.checkpoint_folder import step_of
-from ...async_dapo.record.console import Pace, step_line
+from ...async_dapo.record.console import Pace, counted, step_line
 from ...async_dapo.record.run_files import set_aside
 from ...async_dapo.runtime.logs import note_start
 from .. import train
@@ -50,6 +50,7 @@ _CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
 _WATCH_S = 1.0
 _LOG_TAIL_LINES = 40
 _MOST_CAUSES = 5  # of failed groups, that are told
+WITHIN = "QUICKSTART_WITHIN"
 QUESTION = "47+4*03"  # one of the task's
 
 _STEPS_OVERRIDE = re.compile(r"(\+\+)?trainer\.total_training_steps=\d+")  # the same as --steps
@@ -113,12 +114,14 @@ def _run(options: Options) -> None:
         baseline = Run.load(verl.output)
         write_report([options.output, verl.output])
     _say(f"\n{headline(run, baseline)}")
-    trained = f"{new_steps} of {len(run.steps)}" if new_steps < len(run.steps) else f"{new_steps}"
-    _say(f"{trained} steps in {wall_s:.0f} s, at most {peak_memory_bytes / 1e9:.1f} GB of memory")
+    own = f"{new_steps} of " if new_steps < len(run.steps) else ""
+    trained = f"{own}{counted(len(run.steps), 'step')}"
+    _say(f"{trained} in {wall_s:.0f} s, at most {peak_memory_bytes / 1e9:.1f} GB of memory")
     _say(f"{options.output}: report.html, train.log, metrics.jsonl, tensorboard/")
     _say("\n".join(_what_next(options)))
     for cause, count in run.causes.most_common(_MOST_CAUSES):
-        console.print(f"[bold red]{count} groups failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)
+        failed = f"[bold red]{counted(count, 'group')} failed:[/]"
+        console.print(f"{failed} {escape(cause)}", highlight=False, soft_wrap=True)
 
 
 def _train(options: Options, assets: Assets, *, system: str) -> tuple[int, int]:
@@ -239,7 +242,8 @@ def _again(options: Options) -> str:
 
 
 def _python() -> str:
-    return f"{shlex.quote(str(_short(Path(sys.executable))))} -m"
+    """Behind the command, if there is one, that has this one run within what it starts, such as a service."""
+    return f"{os.environ.get(WITHIN, '')} {shlex.quote(str(_short(Path(sys.executable))))} -m".lstrip()
 
 
 def _short(path: Path) -> Path:

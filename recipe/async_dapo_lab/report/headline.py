@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ...async_dapo.record import keys
-from ...async_dapo.record.console import percent, seconds
+from ...async_dapo.record.console import counted, percent, seconds
 from .run import Run
 
 NOTHING = 0.0005  # shares below it read as none
@@ -65,7 +65,7 @@ def _parts(run: Run, baseline: Run | None) -> Iterator[str]:
             else f"{percent(off_policy)} of tokens from older policies (mean staleness {stale:.2g})"
         )
     if failed := int(run.total(keys.FAILED_GROUPS)):
-        yield f"{failed} groups failed"
+        yield f"{counted(failed, 'group')} failed"
     if len(accuracy := run.accuracy()) > 1:
         yield f"accuracy {accuracy[0][1]:.2f} to {accuracy[-1][1]:.2f} ({run.accuracy_name()})"
     if baseline is not None and (faster := speed_up(run, baseline)) is not None:

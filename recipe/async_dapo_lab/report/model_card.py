@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from ...async_dapo.record import keys
+from ...async_dapo.record.console import counted
 from .run import Run, after_the_first
 
 
@@ -35,7 +36,7 @@ def _body(run: Run | None, step: int, base: str, is_adapter: bool) -> Iterator[s
     yield ""
     what = "The LoRA adapter" if is_adapter else "The model"
     began = f"`{Path(base).name if base.startswith('/') else base}`" if base else "a model that is not recorded"
-    yield f"{what} after {step} steps of DAPO (async DAPO for verl) from {began}."
+    yield f"{what} after {counted(step, 'step')} of DAPO (async DAPO for verl) from {began}."
     yield "Weights are in bfloat16."
     if run is None:
         return

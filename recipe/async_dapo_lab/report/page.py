@@ -9,6 +9,7 @@ from html import escape
 
 from ...async_dapo.core.call_figures import CallFigures
 from ...async_dapo.record import keys
+from ...async_dapo.record.console import counted, seconds
 from .answers import Sample, as_html
 from .calls import COLUMNS, rows_of
 from .headline import headline
@@ -171,14 +172,15 @@ def _health(run: Run) -> Iterator[str]:
     if found:
         yield f'<ul class="hints">{"".join(f"<li>{escape(hint)}</li>" for hint in found)}</ul>'
     else:
-        yield f"<p>All {len(means)} metrics that say so are in their healthy range, over {len(steps)} steps.</p>"
+        over = counted(len(steps), "step")
+        yield f"<p>All {len(means)} metrics that say so are in their healthy range, over {over}.</p>"
     rows = [
         (rule.key.removeprefix(keys.PREFIX), [f"{means[rule.key]:.3g}", rule.healthy])
         for rule in RULES
         if rule.key in means
     ]
-    columns = [f"mean of the last {len(steps)} steps", "healthy"]
-    yield f"<details><summary>the {len(rows)} metrics</summary>{_table('metric', columns, rows)}</details>"
+    columns = [f"mean of the last {counted(len(steps), 'step')}", "healthy"]
+    yield f"<details><summary>the {counted(len(rows), 'metric')}</summary>{_table('metric', columns, rows)}</details>"
 
 
 def _causes(run: Run) -> Iterator[str]:
@@ -198,7 +200,8 @@ def _ledger(run: Run) -> Iterator[str]:
         return
     parts = {term: count for term, count in ledger.items() if term != "drawn"}
     closes = sum(parts.values()) == ledger["drawn"]
-    yield f'<h3>Where {ledger["drawn"]} prompt groups went</h3><div class="flow" role="img" aria-label="ledger">'
+    yield f"<h3>Where {counted(ledger['drawn'], 'prompt group')} went</h3>"
+    yield '<div class="flow" role="img" aria-label="ledger">'
     for index, (term, count) in enumerate(parts.items()):
         if count:
             share = 100 * count / ledger["drawn"]
@@ -226,7 +229,7 @@ def _sources(run: Run) -> Iterator[str]:
     for name, own in sources.items():
         parts = zip(("drawn", "trained"), (drawn, trained), strict=True)
         shares = [f"{own.get(term, 0.0) / whole:.1%}" if whole else "" for term, whole in parts]
-        figures = [f"{own[term]:.3g}" if term in own else "" for term in others]
+        figures = [seconds(own[term]) if term in own else "" for term in others]
         rows.append((name, [*shares, *(f"{own.get(term, 0.0):.0f}" for term in counts), *figures]))
     columns = ["share drawn", "share trained", *counts, *(term.replace("_", " ") for term in others)]
     yield f"<h3>Where the groups of each source went</h3>{_table('source', columns, rows)}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ...async_dapo.record.console import counted
 from ...async_dapo.runtime.logs import log_phase
 from ..run_files import ANSWERS_FILE, CALLS_FILE, REPORT_FILE, SAMPLES_FILE, STEPS_FILE
 from .answers import read_samples
@@ -45,7 +46,7 @@ def engine_charts(steps: Sequence[StepTimeline], prefix: str) -> str:
     shown = since_newest_start([step for step in steps if any(step.engines.values())][-SHOWN_STEPS:])
     if not shown:
         return ""
-    parts = [f"<h3>Engines over the last {len(shown)} steps</h3>"]
+    parts = [f"<h3>Engines over the last {counted(len(shown), 'step')}</h3>"]
     for name, title, value, is_share in PANELS:
         paint = _painter(shown, value, is_share=is_share)
         broad = draw(f"{prefix}-{name}-broad", title, paint, size=WIDE)
