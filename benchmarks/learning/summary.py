@@ -57,7 +57,7 @@ def compared(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     """Runs that have an on-policy run beside them, second on-policy runs among them.
 
     Columns that are new or take another's place:
-        gap: accuracy less on-policy's, at the end.
+        gap: accuracy minus on-policy's, at the end.
         mean_gap, half_gap: the same, mean over the validations, and over those of the second quarter.
         lost: whether a run is LOST below on-policy, mean over its second half.
         nats: mean of a batch's k3(mu, pi_prox) in the run's first quarter, before a failing run raises it.
@@ -177,8 +177,8 @@ def screening(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def decided(lines: pd.DataFrame, over: pd.DataFrame) -> pd.DataFrame:
-    """A row a setting where another correction has SEEDS seeds beside the default one: that one less on-policy, and the
-    others less that one, by nats.
+    """A row a setting where another correction has SEEDS seeds beside the default one: that one minus on-policy, and
+    the others minus that one, by nats.
     """
     known = over[over["seeds"] >= SEEDS]
     known = known.assign(cell=[said(line) for _, line in known.iterrows()])
@@ -188,7 +188,7 @@ def decided(lines: pd.DataFrame, over: pd.DataFrame) -> pd.DataFrame:
         {
             "Setting": [_setting(line) for _, line in own.iterrows()],
             "Nats a token": own["nats"],
-            f"`{DEFAULT[2]}` less on-policy": [said(line) for _, line in own.iterrows()],
+            f"`{DEFAULT[2]}` minus on-policy": [said(line) for _, line in own.iterrows()],
             **{f"`{name}` less `{DEFAULT[2]}`": others[name].to_list() for name in others},
         }
     )
@@ -280,7 +280,7 @@ def targets(lines: pd.DataFrame) -> pd.DataFrame:
         (f"staleness up to 8 and 16, tail 25, best correction of {len(whole)}, none lost", -0.05, best, 2),
     ]
     return pd.DataFrame(
-        {"Target": f"Accuracy less on-policy's: {name}", "Limit": limit} | _judged(limit, own, settings)
+        {"Target": f"Accuracy minus on-policy's: {name}", "Limit": limit} | _judged(limit, own, settings)
         for name, limit, own, settings in rows
     )
 

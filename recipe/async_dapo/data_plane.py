@@ -1,4 +1,4 @@
-"""TransferQueue's life, from start to end: whether it has places, and who notices that a part of it is dead."""
+"""TransferQueue's life, from start to end: whether it has places, and what notices that a part of it is dead."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -120,7 +120,7 @@ def test_other_corrections_are_beside_the_default_one_with_the_same_start() -> N
     table = summary.decided(lines, over)
     assert list(table["Setting"]) == ["sorting, bound default, 4x rate", "sorting, bound 4, 4x rate"]
     assert list(table["`bypass` less `decoupled`"]) == ["+0.050 +- 0.000"] * 2 and "gspo" not in str(table.columns)
-    assert table["`decoupled` less on-policy"].str.partition(" ")[0].astype(float).round(1).to_list() == [0.0, -0.1]
+    assert table["`decoupled` minus on-policy"].str.partition(" ")[0].astype(float).round(1).to_list() == [0.0, -0.1]
 
 
 def test_only_seeds_that_were_planned_count(tmp_path: Path) -> None:

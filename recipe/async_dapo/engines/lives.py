@@ -1,6 +1,6 @@
 """Which engines live. The load balancer holds the one list; trainer, clients and weight updates ask there.
 
-Who notices that an engine died:
+What notices that an engine died:
 
     watch        at once: a call that waits in each of its servers fails when that dies
     tell         a stop, an opening, a sleep, an aborted request: it has not answered in `engine_timeout_s`

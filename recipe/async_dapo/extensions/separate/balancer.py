@@ -1,5 +1,5 @@
 """The load balancer of engines that have GPUs of their own: each gets new weights by itself, at its best moment, while
-the others generate. Who is next is decided by `RollingUpdate`.
+the others generate. Which is next is decided by `RollingUpdate`.
 
     trainer --publish--> an engine's turn: it gets no further requests
                             consistent: what it runs ends
