@@ -5,15 +5,12 @@ from pathlib import Path
 import pytest
 from verl.utils.tracking import Tracking
 
-from recipe.async_dapo.core.policy_health import PolicyHealth
 from recipe.async_dapo.record.run_files import metrics_file
 from recipe.async_dapo.training import loggers as ours
 from recipe.async_dapo_lab.run_record import read_steps
 
 from ..support.composed_runs import compose_run
 from ..support.recorded_runs import recipe_step
-
-HEALTH = PolicyHealth((), rejected_share="", skipped="")
 
 
 @pytest.mark.parametrize("is_named", [True, False])
@@ -29,7 +26,7 @@ def test_a_resumed_run_goes_on_with_the_metrics_file_and_what_is_trained_again_s
         earlier = ours.keep_metrics_file(config, resumed_from)
         tracking = Tracking("project", "run", ["file"])
         assert Path(tracking.logger["file"].filepath).absolute() == file.absolute()
-        ours.extend(tracking, HEALTH, earlier_metrics=earlier)
+        ours.extend(tracking, earlier_metrics=earlier)
         for step in steps:
             tracking.log(data={"resumed_from": resumed_from}, step=step)
         tracking.finish()
@@ -58,7 +55,7 @@ def test_the_console_has_a_line_a_step(monkeypatch, capsys):
     said: list[str] = []
     monkeypatch.setattr(ours.logger, "info", said.append)
     tracking = Tracking("project", "run", ["console"])
-    ours.extend(tracking, HEALTH, total_steps=3)
+    ours.extend(tracking, total_steps=3)
     for step in (1, 2, 3):
         tracking.log(data=recipe_step(step), step=step)
     tracking.finish()

@@ -139,6 +139,7 @@ WITHOUT = {
         "rows each row counts as one",
     ),
     "one_pass": ("log-probs", "a pass computes them before every update, also where a step has one"),
+    "policy_health": ("valid groups", "where hardly any is valid, nothing looks at whether the policy has collapsed"),
 }
 
 

@@ -2,21 +2,17 @@
 
 import logging
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 from omegaconf import DictConfig
 from verl.utils.tracking import Tracking
 
-from ..core.policy_health import PolicyHealth
-from ..record import keys
 from ..record.console import Pace, step_line
 from ..record.run_files import last_set_aside, lines_before, metrics_file, set_aside
 
 logger = logging.getLogger(__name__)
 
 CONSOLE, FILE = "console", "file"  # verl's backends
-HEALTH = "async_dapo_health"
 
 
 class StepLines:
@@ -33,17 +29,6 @@ class StepLines:
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         logger.info(step_line(step, data, speedup=self._speedup, pace=self._pace))
-
-
-class HealthLog:
-    """Shows each trained step to what judges the policy."""
-
-    def __init__(self, health: PolicyHealth) -> None:
-        self._health = health
-
-    def log(self, data: Mapping[str, Any], step: int) -> None:
-        if keys.STEP_S in data:
-            self._health.observe(step, {key: float(value) for key, value in data.items() if isinstance(value, Real)})
 
 
 def keep_metrics_file(config: DictConfig, step: int) -> bytes:
@@ -65,9 +50,7 @@ def keep_metrics_file(config: DictConfig, step: int) -> bytes:
     return b"".join(lines_before(earlier, step + 1))
 
 
-def extend(
-    tracking: Tracking, health: PolicyHealth, *, total_steps: int | None = None, earlier_metrics: bytes = b""
-) -> None:
+def extend(tracking: Tracking, *, total_steps: int | None = None, earlier_metrics: bytes = b"") -> None:
     """Give verl's loggers this recipe's line, in place.
 
     Args:
@@ -78,4 +61,3 @@ def extend(
         tracking.logger[FILE].fp.write(earlier_metrics)
     if CONSOLE in tracking.logger:
         tracking.logger[CONSOLE] = StepLines(total_steps=total_steps)
-    tracking.logger[HEALTH] = HealthLog(health)

@@ -59,6 +59,14 @@ class Observer(PoolWatch):
     def log(self, data: Mapping[str, Any], step: int) -> None:
         """All metrics of a step, of a validation, or of both."""
 
+    def why_few_valid(self, valid_share: float) -> str | None:
+        """Why a step cannot be filled with valid groups, with the remedy; None: that is not known.
+
+        Args:
+            valid_share: of the groups of the round [0-1].
+        """
+        return None
+
     def state(self) -> bytes:
         """What a checkpoint is to keep; empty: nothing. `to_bytes` of `training/checkpoints.py` makes it of
         dataclasses.

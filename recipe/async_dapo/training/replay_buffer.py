@@ -29,7 +29,7 @@ from .checkpoints import RolloutState
 from .metrics import round_metrics
 from .observer import Observer
 from .source import Loader, Rows, Source
-from .too_few_groups import policy_health, too_many_batches, too_many_failures, too_many_set_aside
+from .too_few_groups import too_many_batches, too_many_failures, too_many_set_aside
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,6 @@ class RoundReplayBuffer(ReplayBuffer):
         self._concurrency_state: ConcurrencyState | None = None
         self.withheld_tok = 0  # of the batch in training [tokens]
         self.left_out = 0  # trajectories of a validation that failed [count]
-        self.health = policy_health()
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
             mix=self.mix,
@@ -242,8 +241,9 @@ class RoundReplayBuffer(ReplayBuffer):
         limit = options.filter.max_num_gen_batches
         if limit and self._num_gen_batches.get(part, 0) >= limit:
             of_all: EndedGroups = self.manager.ask("count_ended")
-            collapse = self.health.collapse(of_all.valid / max(1, of_all.num_scored))
-            raise too_many_batches(ended, options, collapse, part)
+            share = of_all.valid / max(1, of_all.num_scored)
+            why = next(filter(None, (one.why_few_valid(share) for one in self.observers.values())), None)
+            raise too_many_batches(ended, options, why, part)
 
     def _add_prompts(self, part: str, count: int, step: int) -> None:
         held = self.source.held

@@ -3,23 +3,7 @@
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import EndedGroups
-from ..core.policy_health import Figure, PolicyHealth
 from ..core.round_parts import ALL
-from ..record import keys
-
-# What a policy that has collapsed shows beside a lack of valid groups.
-FIGURES = (
-    Figure(key=keys.K3_KL, name="k3 between engines and trainer", grows=100.0),
-    Figure(key="actor/entropy", name="entropy", grows=3.0, shrinks=10.0),
-    Figure(key="actor/grad_norm", name="gradient norm", grows=100.0),
-    Figure(key="response_length/mean", name="mean response", grows=4.0, shrinks=4.0),
-    Figure(key="response_length/clip_ratio", name="share of answers at the limit", grows=10.0),
-)
-
-
-def policy_health() -> PolicyHealth:
-    """Of a run that begins, or goes on."""
-    return PolicyHealth(FIGURES, rejected_share=keys.REJECTED_RATIO, skipped=keys.SKIPPED_UPDATE)
 
 
 def too_many_failures(ended: EndedGroups, options: AsyncDAPOConfig) -> RuntimeError:
@@ -32,12 +16,12 @@ def too_many_failures(ended: EndedGroups, options: AsyncDAPOConfig) -> RuntimeEr
 
 
 def too_many_batches(
-    ended: EndedGroups, options: AsyncDAPOConfig, collapse: str | None = None, part: str = ALL
+    ended: EndedGroups, options: AsyncDAPOConfig, why: str | None = None, part: str = ALL
 ) -> ConfigError:
     """`max_num_gen_batches` is reached.
 
     Args:
-        collapse: that the policy has collapsed, in words.
+        why: what an extension says of it, with the remedy.
         part: of the mix, whose groups are too few.
     """
     limit = options.filter.max_num_gen_batches
@@ -45,8 +29,8 @@ def too_many_batches(
         cause = _cause(ended, options)
     elif ended.set_aside > ended.filtered:
         cause = f"async_dapo.max_tokens_per_round={options.max_tokens_per_round} ends too few groups; raise it"
-    elif collapse is not None:
-        cause = f"{collapse}; go on from a checkpoint before it, with a lower actor_rollout_ref.actor.optim.lr"
+    elif why is not None:
+        cause = why
     else:
         cause = "the task is too easy, too hard, or the reward is constant"
         cause += "; raise the limit (0 = none) or change the data"

@@ -144,12 +144,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         for name, observer in self.replay_buffer.observers.items():
             observer.training_begins(self)
             tracking.logger[f"async_dapo_{name}"] = observer
-        extend(
-            tracking,
-            self.replay_buffer.health,
-            total_steps=self.total_training_steps,
-            earlier_metrics=self._earlier_metrics,
-        )
+        extend(tracking, total_steps=self.total_training_steps, earlier_metrics=self._earlier_metrics)
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
         return RoundReplayBuffer(self.options, self._draw, TrainingRows(self))

@@ -10,7 +10,6 @@ from verl.utils.tracking import Tracking
 
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.policy_health import PolicyHealth
 from recipe.async_dapo.extensions.record.recorder import Recorder
 from recipe.async_dapo.extensions.record.wiring import recorder, wire
 from recipe.async_dapo.record import keys
@@ -45,7 +44,6 @@ def test_the_record_has_the_metrics_of_each_step_and_says_what_was_run_without_a
     trainer._earlier_metrics = b""
     trainer.replay_buffer = SimpleNamespace(
         observers={"record": recorder(AsyncDAPOConfig.from_hydra(config))},
-        health=PolicyHealth((), rejected_share="", skipped=""),
     )
     trainer.logger = tracking = Tracking("project", "run", ["console"])
     for step in range(1, 11):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.policy_health import Figure, PolicyHealth
+from recipe.async_dapo.extensions.policy_health.policy_health import Figure, PolicyHealth
 
 FIGURES = (Figure(key="entropy", name="entropy", grows=3.0, shrinks=10.0), Figure(key="norm", name="norm", grows=100.0))
 
