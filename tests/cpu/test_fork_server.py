@@ -14,15 +14,16 @@ import pytest
 
 from recipe.async_dapo_lab import ray_guard
 from recipe.async_dapo_lab.quickstart.activation import cpu_environment
+from recipe.async_dapo_lab.quickstart.fork_server import ForkServer, children
+from recipe.async_dapo_lab.quickstart.forks.server import KEPT_OUT, OWN
 
 from ..support import fork_server
-from ..support.forks.server import KEPT_OUT, OWN
 
 LIMIT_S = 300.0
 MOST_IMPORTED = 200  # modules of other packages, of 7,000
 SAYS = """
 import json, os, sys
-print(json.dumps([sys.argv[1:], os.getcwd(), os.environ["MINE"], sys.path[1], sys.stdin.read()]))
+print(json.dumps([sys.argv[1:], sys.orig_argv[-2:], os.getcwd(), os.environ["MINE"], sys.path[1], sys.stdin.read()]))
 print("an error", file=sys.stderr)
 sys.exit(7)
 """
@@ -47,11 +48,11 @@ if __name__ == "__main__":
 """
 # What driver, workers and engines of a training import.
 IMPORTS = """
-import json, sys
+import json, sys, tempfile
 before = set(sys.modules)
 import recipe.async_dapo.training.run, recipe.async_dapo.engines.server_actor, recipe.async_dapo.rollout.worker
 import verl.workers.engine_workers, verl.experimental.reward_loop, vllm.v1.engine.core
-print(json.dumps(sorted(set(sys.modules) - before)))
+print(json.dumps([tempfile.gettempdir(), sorted(set(sys.modules) - before)]))
 """
 
 
@@ -105,7 +106,8 @@ def test_given_a_fork_then_it_has_what_it_was_started_with_and_its_exit_code_is_
         text=True,
         timeout=LIMIT_S,
     )
-    assert json.loads(done.stdout) == [["a", "b c"], str(tmp_path), "mine", str(tmp_path), "some input"]
+    words, folder = ["a", "b c"], str(tmp_path)
+    assert json.loads(done.stdout) == [words, words, folder, "mine", folder, "some input"]
     assert (done.stderr, done.returncode) == ("an error\n", 7)
 
 
@@ -140,7 +142,7 @@ def test_given_a_spawned_process_then_it_is_a_fork_its_parent_waits_for(small, t
     process = small.start(tmp_path / "spawns.py")
     stand_in, pid, has_modules, parent = process.stdout.readline().split()
     assert stand_in != pid and has_modules == "True"
-    assert int(pid) in [child.pid for child in fork_server.children(psutil.Process(int(parent)))]
+    assert int(pid) in [child.pid for child in children(psutil.Process(int(parent)))]
     os.kill(int(stand_in), signal.SIGTERM)
     assert int(process.stdout.readline()) == -signal.SIGTERM
 
@@ -165,15 +167,26 @@ def test_given_the_owner_when_it_is_killed_then_forks_their_orphans_and_the_serv
     assert process.wait(LIMIT_S) != 0 and not Path(small.python).parent.exists()
 
 
-def test_given_what_a_training_imports_then_the_server_has_all_but_ray_verl_and_the_recipe():
+def test_given_a_server_of_this_process_when_its_context_is_left_then_it_ends_with_its_forks():
+    with ForkServer(["setproctitle"]) as forks:
+        process = subprocess.Popen([forks.executable(), "-c", WAITS], stdout=PIPE, text=True)
+        fork = fork_of(process)
+        server = fork.parent()
+    assert_ends(fork, server)
+    assert process.wait(LIMIT_S) == -signal.SIGKILL and not forks.folder.exists()
+    process.stdout.close()
+
+
+def test_given_what_a_training_imports_then_the_server_has_all_but_ray_verl_and_the_recipe(tmp_path):
     done = subprocess.run(
         [fork_server.executable(), "-c", IMPORTS],
-        env=cpu_environment(os.environ, code_path=fork_server.ROOT),
+        env=cpu_environment(os.environ | {"TMPDIR": str(tmp_path)}, code_path=fork_server.ROOT),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
-    imported = json.loads(done.stdout.splitlines()[-1])
-    others = [name for name in imported if name.partition(".")[0] not in (*KEPT_OUT, *OWN)]
+    temporary, imported = json.loads(done.stdout.splitlines()[-1])
+    assert temporary == str(tmp_path)
+    others = [name for name in imported if name.partition(".")[0] not in (*KEPT_OUT, OWN)]
     assert len(others) < MOST_IMPORTED, others

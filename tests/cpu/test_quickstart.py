@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
 import psutil
 import pytest
@@ -23,17 +24,20 @@ from recipe.async_dapo_lab.report.headline import TOKENS
 from ..support.signals import as_in_the_foreground
 
 ROOT = Path(__file__).parents[2]
-# Runs the quick start with `sys.argv[1]` as the code of the training process.
+# Runs the quick start with `sys.argv[1]` as the code of the training process, a fork of one that imports `sys.argv[2]`.
 LAUNCHER = """
 import sys
+from functools import partial
 from pathlib import Path
 from recipe.async_dapo_lab.quickstart import __main__ as quickstart
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 code = sys.argv.pop(1)
 quickstart.prepare_assets = lambda parent, **_: Assets(folder=Path("none"))
-quickstart._command = lambda options, *_: [sys.executable, "-c", code, *options.overrides]
+quickstart._command = lambda options, *_: ["-c", code, *options.overrides]
+quickstart.ForkServer = partial(quickstart.ForkServer, sys.argv.pop(1).split())
 quickstart.main()
 """
+LITTLE = "setproctitle"
 TRAIN = """
 import json, os, sys, time
 def log(step, **data):
@@ -54,9 +58,9 @@ def step_data(*, accuracy: float | None = None) -> dict[str, float]:
     return data if accuracy is None else data | {ACCURACY: accuracy}
 
 
-def run(code: str, output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, output: Path, *arguments: str, imports: str = LITTLE) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", LAUNCHER, TRAIN + code, "--output", str(output), *arguments],
+        [sys.executable, "-c", LAUNCHER, TRAIN + code, imports, "--output", str(output), *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -112,7 +116,7 @@ def test_given_a_run_that_goes_on_when_it_is_followed_then_earlier_steps_are_not
 def test_given_a_run_that_only_validates_when_it_ends_then_that_is_no_failure(tmp_path):
     done = run(f"log(8, **{{{ACCURACY!r}: 0.4}})", tmp_path / "run")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "step 8/24 | accuracy 0.4" in done.stdout and "no step was trained" in done.stdout
+    assert f"step 8/{QUICK_STEPS} | accuracy 0.4" in done.stdout and "no step was trained" in done.stdout
 
 
 def test_given_compare_when_both_have_trained_then_the_report_has_both_and_the_measured_speed_up(tmp_path, monkeypatch):
@@ -191,19 +195,7 @@ print(os.getpid(), file=open('pid', 'w'), flush=True)
 os.rename('pid', 'started')
 time.sleep(600)
 """
-    command = [sys.executable, "-c", LAUNCHER, code, "--output", str(tmp_path / "run")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=as_in_the_foreground,
-    )
-    while not (tmp_path / "started").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
+    process = started(code, tmp_path, preexec_fn=as_in_the_foreground)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGINT
@@ -215,6 +207,55 @@ time.sleep(600)
     assert (ended, told) == ("interrupted; everything it started has been ended", f"report: {report}")
     assert again.startswith("no checkpoint is complete; from the first step again: ") and "--output run" in again
     assert not psutil.pid_exists(int((tmp_path / "started").read_text()))
+
+
+def started(code: str, folder: Path, *, temporary: str = gettempdir(), **options) -> subprocess.Popen[str]:
+    """Its training has written a file `started`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, code, LITTLE, "--output", str(folder / "run")],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": temporary},
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+    while not (folder / "started").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    return process
+
+
+# Like Ray's processes: one in a session of its own, which outlives its parent, and shared memory.
+LEAVES = """
+import os, subprocess, tempfile, time
+from multiprocessing import resource_tracker, shared_memory
+segment = shared_memory.SharedMemory(create=True, size=4096)
+resource_tracker.unregister(segment._name, "shared_memory")
+daemon = subprocess.Popen(["sleep", "602"], start_new_session=True)
+open(os.path.join(tempfile.gettempdir(), "file"), "w")
+print(os.getpid(), daemon.pid, segment.name, file=open("pids", "w"), flush=True)
+os.rename("pids", "started")
+time.sleep(600)
+"""
+
+
+def test_given_sigkill_when_a_run_goes_on_then_nothing_of_it_is_left(tmp_path):
+    with TemporaryDirectory(prefix="ad-") as temporary:  # sockets lie in it: its path is short
+        process = started(LEAVES, tmp_path, temporary=temporary)
+        *pids, segment = (tmp_path / "started").read_text().split()
+        left = [psutil.Process(int(pid)) for pid in pids]
+        server = left[0].parent()
+        assert Path("/dev/shm", segment).exists() and os.listdir(temporary)
+        process.kill()
+        process.communicate()
+        _, alive = psutil.wait_procs([*left, server], timeout=300)
+        assert not alive and not Path("/dev/shm", segment).exists() and not os.listdir(temporary)
+
+
+def test_given_a_fork_server_that_fails_when_it_trains_then_it_says_so_and_goes_on_without(tmp_path):
+    done = run(f"log(1, **{step_data()})", tmp_path / "run", "--steps", "1", imports="no_such_module")
+    assert "the fork server has ended: ModuleNotFoundError: No module named 'no_such_module'\n" in done.stdout
+    assert done.returncode == 0 and "\n1 steps in " in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "0"], ["--seed", "none"]])

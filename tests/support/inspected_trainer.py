@@ -181,7 +181,7 @@ class InspectedTrainer(AsyncDAPOTrainer):
                 self._kill_part(part, engine)
 
     def _kill_part(self, part: str, engine: int) -> None:
-        from tests.support.fork_server import children  # a copy of this module may run without it
+        from recipe.async_dapo_lab.quickstart.fork_server import children  # a copy of this module may run without it
 
         [replica] = [replica for replica in self.checkpoint_manager.replicas if replica.replica_rank == engine]
         server = psutil.Process(replica.processes[0].pid)

@@ -2,6 +2,7 @@
 
 Makes a tiny model and a task for it, trains it through the recipe's own entry point, and reports what
 happened. Its folder keeps the last two checkpoints: the same command with `--output` of that folder goes on from them.
+Its processes are forks of one that has imported vLLM and torch while the model was made.
 Hydra overrides for the entry point follow after `--`.
 """
 
@@ -12,9 +13,11 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -31,6 +34,7 @@ from ..report.run import Run
 from ..report.write import report_the_end, write_report
 from ..saved_run import SavedRun
 from .activation import run_environment
+from .fork_server import ForkedTraining, ForkServer, NoForkServer
 from .model_and_data import Assets, prepare_assets
 from .overrides import (
     QUICK_LEARNING_RATE,
@@ -42,7 +46,7 @@ from .overrides import (
     verl_sync_overrides,
 )
 from .run_metrics import RunMetrics
-from .supervision import RayFolder, TrainingProcess, exit_on_signals, vllm_inspects
+from .supervision import RayFolder, TrainingProcess, exit_on_signals, vllm_is_inspecting
 from .train_log import TrainLog
 
 RECIPE, VERL_SYNC = train.MODULE, "verl.trainer.main_ppo"
@@ -101,18 +105,20 @@ def _run(options: Options) -> None:
     started = time.monotonic()
     note_start()
     _say("preparing model and data; then starting Ray, vLLM and FSDP (about a minute)")
-    beside = vllm_inspects("Qwen3ForCausalLM")
-    assets = prepare_assets(options.output.parent, seed=options.seed, beside=beside)
-    new_steps, peak_memory_bytes = _train(options, assets, system=RECIPE)
-    wall_s = time.monotonic() - started
-    run, baseline = Run.load(options.output), None
-    if options.compare:
-        verl = replace(options, output=options.output / "verl_sync")
-        verl.output.mkdir(exist_ok=True)
-        _say("the same training by verl alone, in its sync mode")
-        _train(verl, assets, system=VERL_SYNC)
-        baseline = Run.load(verl.output)
-        write_report([options.output, verl.output])
+    with ForkServer() as forks, ExitStack() as beside:
+        inspection = _opened(beside, vllm_is_inspecting("Qwen3ForCausalLM"))
+        assets = prepare_assets(options.output.parent, seed=options.seed, beside=inspection)
+        python, ray_folder = _python_of(forks), forks.folder / "ray"
+        new_steps, peak_memory_bytes = _train(options, assets, python, ray_folder, system=RECIPE)
+        wall_s = time.monotonic() - started
+        run, baseline = Run.load(options.output), None
+        if options.compare:
+            verl = replace(options, output=options.output / "verl_sync")
+            verl.output.mkdir(exist_ok=True)
+            _say("the same training by verl alone, in its sync mode")
+            _train(verl, assets, python, ray_folder, system=VERL_SYNC)
+            baseline = Run.load(verl.output)
+            write_report([options.output, verl.output])
     _say(f"\n{headline(run, baseline)}")
     own = f"{new_steps} of " if new_steps < len(run.steps) else ""
     trained = f"{own}{counted(len(run.steps), 'step')}"
@@ -124,17 +130,38 @@ def _run(options: Options) -> None:
         console.print(f"{failed} {escape(cause)}", highlight=False, soft_wrap=True)
 
 
-def _train(options: Options, assets: Assets, *, system: str) -> tuple[int, int]:
-    """Returns the steps that it trained, not those before it went on, and the most memory it used [bytes]."""
+@contextmanager
+def _opened(stack: ExitStack, context: AbstractContextManager[Any]) -> Iterator[None]:
+    """It stays open until the stack is closed."""
+    stack.enter_context(context)
+    yield
+
+
+def _python_of(forks: ForkServer) -> str | None:
+    """The executable of its forks; None, and a line that says so, where it has not come up."""
+    try:
+        return forks.executable()
+    except NoForkServer as error:
+        _say(f"each process imports vLLM and torch by itself, for a minute: the fork server has ended: {error}")
+        return None
+
+
+def _train(options: Options, assets: Assets, python: str | None, ray_folder: Path, *, system: str) -> tuple[int, int]:
+    """Returns the steps that it trained, not those before it went on, and the most memory it used [bytes].
+
+    Args:
+        python: executable of a fork server, that of this process without one.
+    """
     metrics = RunMetrics.after(options.output / "metrics.jsonl")
     log_file = options.output / "train.log"
     for file in (metrics.file, log_file):  # of an earlier start into the same folder
         set_aside(file)
-    with RayFolder() as ray:
-        command = _command(options, assets, ray.path, system)
+    with RayFolder(ray_folder) as ray:
         environment = run_environment(os.environ, code_path=_CODE_PATH, output=options.output, ray_folder=ray.path)
         environment["TMPDIR"] = str(ray.path)
-        process, pace = TrainingProcess(command, environment=environment, log_file=log_file), Pace(options.steps)
+        command = [python or sys.executable, *_command(options, assets, ray.path, system)]
+        kind = TrainingProcess if python is None else ForkedTraining
+        process, pace = kind(command, environment=environment, log_file=log_file), Pace(options.steps)
         try:
             with process:
                 try:
@@ -189,6 +216,7 @@ def _follow(process: TrainingProcess, metrics: RunMetrics, pace: Pace, options: 
 
 
 def _command(options: Options, assets: Assets, ray_folder: Path, system: str) -> list[str]:
+    """What Python is given."""
     run = RunSettings(
         assets=assets,
         output=options.output,
@@ -199,9 +227,8 @@ def _command(options: Options, assets: Assets, ray_folder: Path, system: str) ->
     )
     if system == VERL_SYNC:
         known = [override for override in options.overrides if "async_dapo" not in override]
-        return [sys.executable, "-m", VERL_SYNC, *verl_overrides(run), *verl_sync_overrides(), *known]
+        return ["-m", VERL_SYNC, *verl_overrides(run), *verl_sync_overrides(), *known]
     return [
-        sys.executable,
         "-m",
         RECIPE,
         *verl_overrides(run),

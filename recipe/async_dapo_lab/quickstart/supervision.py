@@ -147,9 +147,12 @@ class TrainingProcess:
 
     def _inspect(self) -> None:
         processes = self.descendants()
-        self.segments.update(segment for process in processes for segment in _open_segments(process.pid))
-        self.peak_memory_bytes = max(self.peak_memory_bytes, sum(map(_memory_bytes, processes)))
+        self.segments.update(segment for process in processes for segment in open_segments(process.pid))
+        self.peak_memory_bytes = max(self.peak_memory_bytes, self._memory_bytes(processes))
         self._next_inspection = time.monotonic() + _INSPECTION_S
+
+    def _memory_bytes(self, processes: Sequence[psutil.Process]) -> int:
+        return sum(map(_private_bytes, processes))
 
     def descendants(self) -> list[psutil.Process]:
         """The process and all that it has started, orphans included."""
@@ -161,10 +164,18 @@ class RayFolder:
     """For Ray's sessions and other temporary files of a run; removed on exit.
 
     Its path is short, because Unix sockets lie in it and their paths end at 107 characters.
+
+    Args:
+        path: of the folder, which is not there yet; None: one of its own.
     """
 
+    def __init__(self, path: Path | None = None) -> None:
+        self._given = path
+
     def __enter__(self) -> Self:
-        self.path = Path(tempfile.mkdtemp(prefix="ad-"))
+        if self._given is not None:
+            self._given.mkdir()
+        self.path = self._given or Path(tempfile.mkdtemp(prefix="ad-"))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -190,7 +201,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _memory_bytes(process: psutil.Process) -> int:
+def _private_bytes(process: psutil.Process) -> int:
     """Resident memory, without the pages that are shared with other processes."""
     try:
         memory = process.memory_info()
@@ -199,7 +210,8 @@ def _memory_bytes(process: psutil.Process) -> int:
         return 0
 
 
-def _open_segments(pid: int) -> list[Path]:
+def open_segments(pid: int) -> list[Path]:
+    """Shared memory of a training that the process has open."""
     folder = f"/proc/{pid}/fd"
     segments = []
     try:
@@ -215,17 +227,24 @@ def _open_segments(pid: int) -> list[Path]:
 @contextmanager
 def vllm_inspects(architecture: str) -> Iterator[None]:
     """Takes the look while the context is open, so that no engine has to wait for it; an engine that must, does."""
+    with vllm_is_inspecting(architecture) as process:
+        yield
+        process.wait()
+
+
+@contextmanager
+def vllm_is_inspecting(architecture: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """The same where nothing is to wait for the look. It takes the time that others leave."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _INSPECT, architecture],
+        ["nice", "-n", "19", sys.executable, "-c", _INSPECT, architecture],
         env=cpu_environment(os.environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # it starts a process of its own: both are ended
+        process_group=0,  # it starts a process of its own: both are ended. `nice` acts within a session
     )
     try:
-        yield
-        process.wait()
+        yield process
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

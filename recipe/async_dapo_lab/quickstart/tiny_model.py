@@ -4,9 +4,10 @@ supervised warm start, in which it imitates the careless teacher of `task.py`.
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from types import MappingProxyType
 
 import torch
@@ -157,9 +158,10 @@ def _imitate(
 
 def _batches(tokenizer: PreTrainedTokenizerFast, rng: random.Random, shape: TaskShape) -> Iterator[list[Demonstration]]:
     """Endless batches of at most `BATCH_TOK` tokens, padding included: equal lengths go together."""
+    prompt_of = cache(partial(_prompt, tokenizer))
     while True:
         refill = sorted(
-            (_demonstrate(tokenizer, rng, shape) for _ in range(_DEMONSTRATIONS_PER_REFILL)),
+            (_demonstrate(tokenizer, rng, shape, prompt_of) for _ in range(_DEMONSTRATIONS_PER_REFILL)),
             key=lambda demonstration: demonstration.len_tok,
         )
         batches: list[list[Demonstration]] = [[]]
@@ -171,14 +173,20 @@ def _batches(tokenizer: PreTrainedTokenizerFast, rng: random.Random, shape: Task
         yield from batches
 
 
-def _demonstrate(tokenizer: PreTrainedTokenizerFast, rng: random.Random, shape: TaskShape) -> Demonstration:
+def _prompt(tokenizer: PreTrainedTokenizerFast, question: str) -> list[int]:
+    messages = [{"role": "user", "content": question}]
+    tokens: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return tokens
+
+
+def _demonstrate(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, shape: TaskShape, prompt_of: Callable[[str], list[int]]
+) -> Demonstration:
     problem = draw_problem(rng, held_out=False, shape=replace(shape, tail_exponent=_TAIL_EXPONENT))
-    messages = [{"role": "user", "content": problem.question}]
-    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     response = [*tokenizer.encode(problem.careless_answer(rng, shape.carelessness)), tokenizer.eos_token_id]
     p = shape.carelessness
     entropy = -problem.carries * (p * math.log(p) + (1 - p) * math.log(1 - p))
-    return Demonstration(prompt=prompt, response=response, entropy=entropy)
+    return Demonstration(prompt=prompt_of(problem.question), response=response, entropy=entropy)
 
 
 def _pad(batch: list[Demonstration], *, pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:

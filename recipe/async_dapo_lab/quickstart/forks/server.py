@@ -1,7 +1,8 @@
 """Imports once what every process of a training imports, and makes each of these processes by a fork.
 
-`python -m tests.support.forks.server FOLDER OWNER MODULE ...`, by `fork_server.executable`. It listens on
-FOLDER/socket, and ends with the process OWNER: then it kills all that its forks have left, and removes the folder.
+`python -m recipe.async_dapo_lab.quickstart.forks.server FOLDER OWNER MODULE ...`, by `fork_server.start`. It prints its
+process id when it listens on FOLDER/socket. It ends with the process OWNER, or at SIGTERM: then it kills all that its
+forks have left, removes their shared memory, and the folder.
 """
 
 import array
@@ -19,6 +20,7 @@ import site
 import socket
 import struct
 import sys
+import tempfile
 import types
 import warnings
 from contextlib import suppress
@@ -29,9 +31,11 @@ from typing import Any, NoReturn
 
 import psutil
 
+from ..supervision import open_segments
+
 # Ray reads its environment once, when it is loaded, and so its own process must load it; the others import it.
 KEPT_OUT = ("ray", "verl", "transfer_queue")
-OWN = ("recipe", "tests")  # a fork finds them by its own path, which may have others of these names
+OWN = __package__.partition(".")[0]  # a fork finds it by its own path, which may have another one of this name
 FORKED_FOR = "FORKED_FOR"  # what a fork shows in its environment: the process that stands in for it
 SOCKET, EXECUTABLE = "socket", "python"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -44,18 +48,23 @@ class Server:
     """Sockets of the forks' stand-ins, and the forks."""
 
     def __init__(self, folder: Path, owner: int) -> None:
+        """
+        Args:
+            owner: descriptor of the process.
+        """
         self._folder = folder
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(folder / SOCKET))
         self._socket.listen(64)
         self._forks: dict[socket.socket, int] = {}
         self._selector = selectors.DefaultSelector()
-        self._owner = os.pidfd_open(owner)
-        self._ended, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for source in (self._socket, self._owner, self._ended):
+        self._owner = owner
+        self._signals, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for source in (self._socket, self._owner, self._signals):
             self._selector.register(source, selectors.EVENT_READ)
         signal.set_wakeup_fd(self._wakes)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
 
     def serve(self) -> dict[str, Any]:
         """Returns in forks only, with what each is to be."""
@@ -67,8 +76,9 @@ class Server:
                         return request
                 elif key.fileobj == self._owner:
                     self._end()
-                elif key.fileobj == self._ended:
-                    os.read(self._ended, 4096)
+                elif key.fileobj == self._signals:
+                    if signal.SIGTERM in os.read(self._signals, 4096):
+                        self._end()
                     self._take_ended()
                 else:
                     self._forget(key.fileobj, kill=True)  # the stand-in has been killed
@@ -119,16 +129,19 @@ class Server:
         self._selector.close()
         for connection in (self._socket, *self._forks):
             connection.close()
-        for descriptor in (self._owner, self._ended, self._wakes):
+        for descriptor in (self._owner, self._signals, self._wakes):
             os.close(descriptor)
 
     def _end(self) -> NoReturn:
         """Orphans are adopted, so that all that is left comes to be a child of this process."""
+        segments = {segment for one in psutil.Process().children(recursive=True) for segment in open_segments(one.pid)}
         with suppress(ChildProcessError):
             while True:
                 for child in psutil.Process().children():
                     child.kill()
                 os.waitpid(-1, 0)
+        for segment in segments:
+            segment.unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
@@ -180,12 +193,13 @@ def become(request: dict[str, Any], path: list[str], of_imports: dict[str, str])
     importlib.invalidate_caches()
     sys.modules.pop("sitecustomize", None)
     site.execsitecustomize()
+    sys.orig_argv = [sys.executable, *request["arguments"]]
     kind, name, arguments = _without_flags(request["arguments"])
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     if kind == "-m":
         sys.argv = [name, *arguments]
         sys.path[0] = os.getcwd()
-        runpy._run_module_as_main(name)
+        runpy._run_module_as_main(name)  # type: ignore[attr-defined]
         return
     sys.argv = ["-c" if kind == "-c" else name, *arguments]
     if kind == "":
@@ -224,6 +238,7 @@ def _show(environment: dict[str, str], *, beside: str) -> None:
 
 def _know_anew(environment: dict[str, str]) -> None:
     """What libraries took up when they were imported, and every process has for itself."""
+    tempfile.tempdir = None
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if torch := sys.modules.get("torch"):
@@ -251,19 +266,23 @@ def import_all(modules: list[str]) -> None:
         for module in modules:
             importlib.import_module(module)
     sys.meta_path.remove(without)
-    for name in [name for name in sys.modules if name.partition(".")[0] in OWN]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == OWN]:
         del sys.modules[name]
 
 
 def main(folder: Path, owner: int, modules: list[str]) -> None:
+    owner_ends = os.pidfd_open(owner)
     before, path = dict(os.environ), sys.path[1:]
     own = os.environ["PYTHONPATH"].split(os.pathsep)
     import_all(modules)
     spawn.set_executable(str(folder / EXECUTABLE))
     of_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    server = Server(folder, owner)
-    if os.fork():
-        os._exit(0)  # who has started it waits for this
+    server = Server(folder, owner_ends)
+    if process := os.fork():
+        sys.stdout.write(f"{process}\n")
+        sys.stdout.flush()
+        os._exit(0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # who has started it waits for the end of the other one
     os.setsid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     gc.collect()

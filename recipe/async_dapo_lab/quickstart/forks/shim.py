@@ -13,6 +13,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
@@ -44,7 +45,7 @@ def main(address: str, arguments: list[str]) -> int:
     return struct.unpack("!i", answer)[0] if answer else -signal.SIGKILL  # the server was killed, and its forks with it
 
 
-def _given(*, besides: int):
+def _given(*, besides: int) -> Iterator[int]:
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # what listed them
             if int(name) != besides and os.get_inheritable(int(name)):
