@@ -28,7 +28,7 @@ from ..rollout.reports import RoundRecord
 from .checkpoints import RolloutState
 from .metrics import round_metrics
 from .observer import Observer
-from .source import Loader, Rows, Source
+from .source import Loader, Source
 from .too_few_groups import too_many_batches, too_many_failures, too_many_set_aside
 
 logger = logging.getLogger(__name__)
@@ -40,14 +40,11 @@ class RoundReplayBuffer(ReplayBuffer):
     Args:
         options: the recipe's options.
         draw: draws that many prompts from the data loader.
-        data: the rows that it draws from.
     """
 
-    def __init__(
-        self, options: AsyncDAPOConfig, draw: Callable[[int], list[PromptGroup]], data: Rows | None = None
-    ) -> None:
+    def __init__(self, options: AsyncDAPOConfig, draw: Callable[[int], list[PromptGroup]]) -> None:
         self.options = options
-        self.source: Source = Loader(draw, data)
+        self.source: Source = Loader(draw)
         self.observers: dict[str, Observer] = {}  # by their extensions
         self._manager: AsyncDAPOAgentLoopManager | None = None
         self._num_gen_batches: dict[str, Fraction] = {}  # of the step, by part of the mix

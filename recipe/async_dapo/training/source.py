@@ -1,13 +1,16 @@
 """Where prompts come from: verl's data loader, or an extension that draws from it (`Declared.source`)."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..core.mix import Mix
 from ..core.over_sampling import OverSampling
 from ..core.round_parts import ALL
 from ..core.trajectory import PromptGroup
 from .observer import Observer
+
+if TYPE_CHECKING:
+    from .trainer import AsyncDAPOTrainer
 
 
 class Source(Observer):
@@ -21,8 +24,8 @@ class Source(Observer):
         """Which valid groups make up a batch: any."""
         return Mix(over_sampling)
 
-    def begin(self) -> None:
-        """The data are loaded.
+    def begin(self, trainer: "AsyncDAPOTrainer") -> None:
+        """The data are loaded, those of this trainer.
 
         Raises:
             ConfigError: if they are not what options take them to be.
@@ -36,31 +39,15 @@ class Source(Observer):
         return 0
 
 
-class Rows(Protocol):
-    """The rows of the training data."""
-
-    @property
-    def sources(self) -> Sequence[str] | None:
-        """The data source of each; None = the data set is no table that says so."""
-
-    @property
-    def seed(self) -> int | None:
-        """Of the order in which they are gone through; None = as they are."""
-
-    def pick(self, rows: Sequence[int]) -> list[PromptGroup]:
-        """These rows, each as a fresh group."""
-
-
 class Loader(Source):
     """verl's data loader: all prompts, in its order.
 
     Args:
         draw: draws that many of its prompts.
-        data: for a source of prompts that has an order of its own.
     """
 
-    def __init__(self, draw: Callable[[int], list[PromptGroup]], data: Rows | None = None) -> None:
-        self._draw, self.data = draw, data
+    def __init__(self, draw: Callable[[int], list[PromptGroup]]) -> None:
+        self._draw = draw
 
     def draw(self, count: int, step: int, part: str = ALL) -> list[PromptGroup]:
         return self._draw(count)

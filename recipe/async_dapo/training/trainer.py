@@ -67,7 +67,7 @@ from .passes import passes_of
 from .replay_buffer import RoundReplayBuffer
 from .run_checkpoints import restore_run, save_run
 from .step_updates import step_updates
-from .training_rows import TrainingRows, next_groups
+from .training_rows import next_groups
 from .validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class AsyncDAPOTrainer(PPOTrainer):
             raise ConfigError("data.train_batch_size", batch, remedy)
         trainer, epochs = self.config.trainer, -(-self.total_training_steps // self.steps_per_epoch)
         trainer.total_epochs = max(trainer.total_epochs, epochs)
-        self.replay_buffer.source.begin()
+        self.replay_buffer.source.begin(self)
 
     def _init_resource_pool_mgr(self) -> None:
         prompts = f"{len(self.train_dataset):,} prompts, {len(self.val_dataset):,} to validate"
@@ -147,7 +147,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         extend(tracking, total_steps=self.total_training_steps, earlier_metrics=self._earlier_metrics)
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
-        return RoundReplayBuffer(self.options, self._draw, TrainingRows(self))
+        return RoundReplayBuffer(self.options, self._draw)
 
     def get_llm_client(self) -> LLMServerClient:
         is_partial = self.options.rollout_strategy is RolloutStrategy.PARTIAL and self.options.keeps_tokens

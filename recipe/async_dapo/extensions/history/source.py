@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import ceil
+from typing import TYPE_CHECKING
 
 from ...config.options import AsyncDAPOConfig
 from ...config.values import SelectBy
@@ -26,6 +27,9 @@ from ...rollout.reports import RoundRecord
 from ...training.checkpoints import from_bytes, to_bytes
 from ...training.source import Source
 from .prompt_history import PassCount, PromptHistory
+
+if TYPE_CHECKING:
+    from ...training.trainer import AsyncDAPOTrainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +69,8 @@ class HistorySource(Source):
     def mix(self, over_sampling: OverSampling) -> Mix:
         return self._source.mix(over_sampling)
 
-    def begin(self) -> None:
-        self._source.begin()
+    def begin(self, trainer: "AsyncDAPOTrainer") -> None:
+        self._source.begin(trainer)
 
     @property
     def held(self) -> int:

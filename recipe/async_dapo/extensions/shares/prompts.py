@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
+from typing import TYPE_CHECKING
 
 from ...config.options import AsyncDAPOConfig
 from ...config.values import BALANCED, ConfigError
@@ -20,9 +21,13 @@ from ...core.staleness import VersionShares
 from ...core.trajectory import PromptGroup
 from ...rollout.reports import RoundRecord
 from ...training.checkpoints import from_bytes, to_bytes
-from ...training.source import Loader, Rows, Source
+from ...training.source import Source
 from .mix import SharesState, SourceMix
 from .named_shares import OPTION, check_batch, check_names, named_shares, whole
+from .rows import Rows, TrainingRows
+
+if TYPE_CHECKING:
+    from ...training.trainer import AsyncDAPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +56,11 @@ class SharedSource(Source):
     """Draws so many prompts of each data source as its share of the batch takes.
 
     Args:
-        source: verl's data loader, of whose data rows are drawn past it. A run that goes on from a checkpoint, and has
-            no shares now, draws from it.
+        source: verl's data loader, past which rows are drawn. A run that goes on from a checkpoint, and has no shares
+            now, draws from it.
     """
+
+    _data: Rows
 
     def __init__(self, options: AsyncDAPOConfig, source: Source) -> None:
         self._options, self._loader = options, source
@@ -79,13 +86,15 @@ class SharedSource(Source):
         )
         return self._mix
 
-    @property
-    def _data(self) -> Rows:
-        assert isinstance(self._loader, Loader) and self._loader.data is not None, "shares draw from verl's data"
-        return self._loader.data
+    def begin(self, trainer: "AsyncDAPOTrainer") -> None:
+        self.begin_with(TrainingRows(trainer))
 
-    def begin(self) -> None:
-        sources = self._data.sources
+    def begin_with(self, data: Rows) -> None:
+        """
+        Raises:
+            ConfigError: for shares of other sources than those of these data.
+        """
+        self._data, sources = data, data.sources
         if sources is None:
             remedy = "the data set holds no table with the column data_source; use verl's own, or leave it null"
             raise ConfigError(OPTION, self._options.sources, remedy)

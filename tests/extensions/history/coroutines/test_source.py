@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count as counting
 from itertools import cycle
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -68,13 +69,14 @@ def test_given_a_history_then_prompts_that_were_alike_are_skipped_most_and_unkno
 
 
 def test_a_source_that_has_a_mix_of_its_own_keeps_it_behind_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader, begun, over_sampling = Keys("a"), list[bool](), OverSampling(target_valid_groups=4, batch_size=None)
+    loader, begun, over_sampling = Keys("a"), list[object](), OverSampling(target_valid_groups=4, batch_size=None)
     own = Mix(over_sampling)
     monkeypatch.setattr(loader, "mix", lambda asked: own if asked is over_sampling else None)
-    monkeypatch.setattr(loader, "begin", lambda: begun.append(True))
+    monkeypatch.setattr(loader, "begin", begun.append)
+    trainer: Any = object()
     made = source(loader)
-    made.begin()
-    assert made.mix(over_sampling) is own and begun == [True]
+    made.begin(trainer)
+    assert made.mix(over_sampling) is own and begun == [trainer]
 
 
 KEYS = st.lists(st.sampled_from(["hard 1", "hard 2", "hard 3", "mixed", "unknown"]), min_size=1, max_size=60)

@@ -11,7 +11,7 @@ from recipe.async_dapo.config.options import FilterConfig
 from recipe.async_dapo.config.values import BALANCED, ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.extensions.shares.prompts import order
+from recipe.async_dapo.extensions.shares.prompts import SharedSource, order
 from recipe.async_dapo.rollout.manager import make_group
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
@@ -33,8 +33,9 @@ class MixedCluster(Cluster):
     def _make_buffer(self) -> RoundReplayBuffer:
         self.picked: list[int] = []
         self.source_of: dict[str, str] = {}
-        buffer = RoundReplayBuffer(self.options, self._draw, self)
-        buffer.source.begin()
+        buffer = RoundReplayBuffer(self.options, self._draw)
+        if isinstance(buffer.source, SharedSource):
+            buffer.source.begin_with(self)
         return buffer
 
     def pick(self, rows: Sequence[int]) -> list[PromptGroup]:

@@ -1,5 +1,6 @@
 """What a checkpoint keeps over runs with shares and runs without."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,20 +28,19 @@ class HoldsBack(Loader):
     held = 5
 
 
-def source(loader: Loader | None = None, **changes: Any) -> SharedSource:
-    data = Data("sums", "code", "sums", "sums")
-    return SharedSource(options(**changes), Loader(lambda count: [], data) if loader is None else loader)
+def source(loader: type[Loader] = Loader, **changes: Any) -> SharedSource:
+    return SharedSource(options(**changes), loader(lambda count: []))
 
 
-def with_shares(shares: Any, batch: int = 4, loader: Loader | None = None) -> SharedSource:
-    made = source(loader, sources=shares, target_valid_groups=batch)
+def with_shares(shares: Any, batch: int = 4, data: Sequence[str] = ("sums", "code", "sums", "sums")) -> SharedSource:
+    made = source(sources=shares, target_valid_groups=batch)
     made.mix(OverSampling(target_valid_groups=batch, batch_size=None))
-    made.begin()
+    made.begin_with(Data(*data))
     return made
 
 
 def test_what_another_source_holds_back_is_counted() -> None:
-    assert source(HoldsBack(lambda count: [])).held == 5
+    assert source(HoldsBack).held == 5
 
 
 def test_a_run_without_shares_keeps_the_places_of_one_with_shares() -> None:
@@ -58,10 +58,10 @@ def test_a_named_source_that_would_have_no_group_of_a_batch_is_refused() -> None
 
 
 def test_sources_that_are_numbers_are_named_by_numbers() -> None:
-    assert with_shares({1: 1.0, "2": 3.0}, loader=Loader(lambda count: [], Data("1", "2", "2"))).draw(1, 1, "1")
+    assert with_shares({1: 1.0, "2": 3.0}, data=("1", "2", "2")).draw(1, 1, "1")
 
 
 def test_the_log_says_which_prompts_have_no_share(caplog) -> None:
     with caplog.at_level("INFO"):
-        with_shares({"sums": 1.0}, loader=Loader(lambda count: [], Data("sums", "code", "prose", "prose")))
+        with_shares({"sums": 1.0}, data=("sums", "code", "prose", "prose"))
     assert "prompts of sources that have no share are not drawn: {'code': 1, 'prose': 2}" in caplog.text
