@@ -140,6 +140,10 @@ WITHOUT = {
     ),
     "one_pass": ("log-probs", "a pass computes them before every update, also where a step has one"),
     "policy_health": ("valid groups", "where hardly any is valid, nothing looks at whether the policy has collapsed"),
+    "shipping": (
+        "other nodes",
+        "code, option files and variables are not sent there; each node needs them at the same places",
+    ),
 }
 
 

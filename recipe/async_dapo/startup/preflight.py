@@ -26,7 +26,7 @@ NOT_TRIED = "not tried: "  # a note that begins so claims nothing
 WARNING = "warning: "  # one that begins so is logged at every start
 OPTIONS = "async_dapo options"  # the check without which those after it do not run
 FURTHER = "further checks"
-# Extensions that no option asks for: what is not done in a copy without one.
+# Extensions that look at what the core does not: what nobody looks at in a copy without one.
 UNSEEN = {
     "agreement": "whether engines and trainer give the same log-probs is not looked at in the first step; training "
     "would follow their difference",
@@ -35,7 +35,6 @@ UNSEEN = {
     "known_options": "options that nothing reads, values that verl, torch and vLLM do not know, and what verl's own "
     "checks refuse are not looked for; the first change nothing, the others end a run minutes after its start, or are "
     "not told",
-    "shipping": "code, option files and variables are not sent to other nodes; each node needs them at the same places",
 }
 LEFT_OUT = (NOT_TRIED, f"{WARNING}extensions/")  # how notes begin of what was not tried
 
