@@ -38,6 +38,7 @@ WRITTEN_BY_RUNS |= {
     "metrics.jsonl",
     "spans.jsonl",
     "lengths.jsonl",
+    "calls.jsonl",
     "runs.csv",
     "curves.csv",
     "law.csv",
