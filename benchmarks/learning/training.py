@@ -20,8 +20,8 @@ from verl.workers.config.optimizer import build_optimizer
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ImportanceSampling
 from recipe.async_dapo.core.staleness import StalenessLimit
-from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.training.importance_sampling import ratio_statistics, ratio_sums, wire_importance_sampling
+from recipe.async_dapo_lab.overrides import compose_overrides
 
 from .model import TinyTransformer, padded
 from .schedule import Sampled

@@ -7,7 +7,8 @@ import sys
 
 from ..async_dapo import main_async_dapo
 from ..async_dapo.config.values import ConfigError
-from ..async_dapo.startup.overrides import CommandLine, before_overrides, compose_what_is_right
+from ..async_dapo.startup.overrides import CommandLine, compose_what_is_right
+from .overrides import before_overrides
 from .own_ray import end_ray_with_this_process, prepare_own_ray
 from .report.write import report_the_end
 

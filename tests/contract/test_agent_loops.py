@@ -5,6 +5,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.rollout import agent_loops
 from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
 
 
@@ -55,3 +56,15 @@ def test_a_loop_that_cannot_be_made_is_an_error_and_no_failed_prompt(registry) -
         registry(no_such_option=1).make("echo")
     with pytest.raises(ConfigError, match=r"agent=echo: this agent loop cannot be made on node .*no_such_module"):
         registry(_target_="no_such_module.Loop").make("echo")
+
+
+@pytest.mark.parametrize("state", [{"keeps_state": True}, {"replayable": False}])
+def test_a_loop_with_a_state_is_made_where_the_copy_can_keep_it_alone(registry, monkeypatch, state) -> None:
+    [(name, value)] = state.items()
+    monkeypatch.setattr(EchoLoop, name, value, raising=False)
+    monkeypatch.setattr(agent_loops, "declared", lambda: {"agents": None})
+    registry().make("echo")
+    monkeypatch.setattr(agent_loops, "declared", dict)
+    refused = r"agent=echo: its loops keep a state over the stop: extensions/agents is not in this copy; copy that"
+    with pytest.raises(ConfigError, match=refused):
+        registry().make("echo")

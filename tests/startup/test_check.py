@@ -13,10 +13,10 @@ from hydra._internal.utils import get_args_parser
 from recipe.async_dapo.check import main
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, ConfigErrors, check_each
-from recipe.async_dapo.startup.option_tree import option_tree
-from recipe.async_dapo.startup.overrides import CommandLine, before_overrides, compose_overrides
+from recipe.async_dapo.startup.overrides import CommandLine, option_tree
 from recipe.async_dapo.startup.preflight import checks_of, findings
 from recipe.async_dapo_lab import check
+from recipe.async_dapo_lab.overrides import before_overrides, compose_overrides
 from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL
 
 from ..support.composed_runs import ComposeRun, compose_run, override, valid_overrides

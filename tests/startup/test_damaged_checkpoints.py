@@ -1,6 +1,5 @@
 """A damaged checkpoint is known before a cluster starts: named with its remedy, or an older complete one is taken."""
 
-import asyncio
 import logging
 import os
 import pickle
@@ -8,14 +7,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import Mock
 
 import msgspec
 import pytest
-import torch
 from omegaconf import DictConfig
-from torchdata.stateful_dataloader import StatefulDataLoader
-from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
 from recipe.async_dapo.config.values import ConfigError
@@ -24,7 +19,6 @@ from recipe.async_dapo.record.checkpoint_folder import (
     POOL_FILE,
     DamagedCheckpoint,
     read_pool,
-    saving,
     verify,
 )
 from recipe.async_dapo.startup import checkpoint_to_resume
@@ -200,51 +194,6 @@ def test_given_a_folder_with_another_name_when_it_is_named_then_it_is_refused(ru
 def test_given_a_slash_at_the_end_when_a_folder_is_named_then_verl_can_read_its_step(run, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 4)
     assert int(resumed(run, "resume_path", tmp_path, f"{folder}/").resume_from_path.split("global_step_")[-1]) == 4
-
-
-@pytest.mark.parametrize("mode", ["auto", "resume_path"])
-def test_given_a_checkpoint_of_more_ranks_when_resumed_then_the_start_is_refused_with_both_numbers(
-    run, tmp_path: Path, mode: str
-) -> None:
-    folder = write_checkpoint(tmp_path, 4)
-    (folder / "actor" / "model_world_size_4_rank_3.pt").write_text("verl's")
-    own = [f"trainer.default_local_dir={tmp_path}", f"trainer.resume_mode={mode}", "trainer.n_gpus_per_node=2"]
-    own += [f"trainer.resume_from_path={folder}"] if mode == "resume_path" else []
-    with pytest.raises(ConfigError, match=rf"^trainer.n_gpus_per_node=2: {folder} was saved by 4 .* makes 2; train on"):
-        check_resume(run(*own))
-    check_resume(run(*own, "trainer.nnodes=2"))
-    (folder / "actor" / "model_world_size_2_rank_1.pt").write_text("verl's, of a run that saved into the same folder")
-    with pytest.raises(ConfigError, match=rf"{folder} was saved by 2 and by 4 training GPUs"):
-        check_resume(run(*own))
-
-
-def test_given_a_checkpoint_of_more_storage_units_when_resumed_then_the_start_is_refused_with_both_numbers(
-    run, tmp_path: Path
-) -> None:
-    folder = write_checkpoint(tmp_path, 4)
-    queue = Mock(spec=AsyncSimpleStorageManager, storage_manager_id="queue", storage_unit_infos=dict.fromkeys("abcd"))
-    asyncio.run(AsyncSimpleStorageManager.save_checkpoint(queue, str(folder / "transfer_queue")))
-    key, own = "transfer_queue.backend.SimpleStorage.num_data_storage_units", f"trainer.default_local_dir={tmp_path}"
-    with pytest.raises(ConfigError, match=rf"^{key}=2: {folder} holds the trajectories of 4 storage units; set 4 "):
-        check_resume(run(own, f"{key}=2"))
-    check_resume(run(own, f"{key}=4"))
-    check_resume(run(own, f"{key}=2", "trainer.resume_mode=disable"))
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-@pytest.mark.parametrize("saved", [0, 1])
-def test_given_a_checkpoint_of_other_data_processes_when_resumed_then_the_start_is_refused_with_both_numbers(
-    run, tmp_path: Path, saved: int
-) -> None:
-    loader = StatefulDataLoader(range(9), num_workers=saved)
-    next(iter(loader))
-    with saving(folder := tmp_path / "global_step_4", [b"pool"]):
-        torch.save(loader.state_dict(), folder / "data.pt")
-    (tmp_path / NEWEST_FILE).write_text("4")
-    key, own = "data.dataloader_num_workers", f"trainer.default_local_dir={tmp_path}"
-    with pytest.raises(ConfigError, match=rf"^{key}=8: {folder} holds the place .* of {saved} processes; set {saved}$"):
-        check_resume(run(own, f"{key}=8"))
-    check_resume(run(own, f"{key}={saved}"))
 
 
 @pytest.mark.parametrize("length", [100, 2**40])

@@ -11,11 +11,10 @@ from recipe.async_dapo.config.extensions import SERVED, WITHOUT
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.rollout.codec import codec
-from recipe.async_dapo.startup.agent_loops import import_loop
-from recipe.async_dapo.startup.option_tree import option_tree
-from recipe.async_dapo.startup.overrides import compose_overrides
+from recipe.async_dapo.startup.overrides import option_tree
 from recipe.async_dapo.startup.preflight import UNSEEN, check_all, findings
 from recipe.async_dapo_lab.gpu_check.families import TinyModel
+from recipe.async_dapo_lab.overrides import compose_overrides
 
 from ..support.composed_runs import of_options, refusal
 from ..support.families import qwen3_vl
@@ -97,13 +96,6 @@ def test_a_copy_says_what_it_does_without_the_extensions_that_no_option_turns_on
         assert said[about] == f"warning: extensions/{name} is not in this copy: {otherwise}"
 
 
-def test_an_agent_loop_whose_extension_is_not_in_this_copy_is_refused_by_name() -> None:
-    target = f"{extensions.PACKAGE}.absent.black_box.BlackBoxAgent"
-    with pytest.raises(ConfigError, match="extensions/absent is not in this copy; copy that folder too"):
-        import_loop({"name": "solver", "_target_": target}, "solver")
-    assert extensions.missing("recipe.another.Loop") is None
-
-
 @pytest.mark.usefixtures("bare_copy")
 def test_a_copy_without_further_checks_says_what_it_does_not_look_at_and_refuses_what_would_make_a_wrong_run(run):
     said = [one for one in findings(run()) if one.name == "further checks"]
@@ -137,37 +129,6 @@ def test_a_copy_with_some_of_the_folders_that_look_at_a_run_finds_what_these_loo
     assert sorted(error.partition(": ")[0] for error in found) == sorted(wanted)
 
 
-LIBRARYS_LOOP = """
-import sys
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase
-
-class Loop(AgentLoopBase):
-    async def run(self, sampling_params, **kwargs):
-        raise NotImplementedError
-
-    @staticmethod
-    def check_entry(options, config):
-        return [] if "lib_of_an_entry" in sys.modules else ["its library has not been imported"]
-"""
-
-
-def test_a_copy_without_checks_imports_external_libraries_before_agent_loops_check_their_entries(
-    run, copy_with, tmp_path, monkeypatch
-):
-    if not (FOLDER / "agents").exists():
-        pytest.skip("this copy lacks agents")
-    copy_with("agents")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "lib_of_an_entry.py").touch()
-    (tmp_path / "loop_of_an_entry.py").write_text(LIBRARYS_LOOP)
-    (tmp_path / "loops.yaml").write_text("- name: own\n  _target_: loop_of_an_entry.Loop\n")
-    agent = "actor_rollout_ref.rollout.agent."
-    named = (f"{agent}default_agent_loop=own", f"{agent}agent_loop_config_path={tmp_path}/loops.yaml")
-    config = run(*named, "actor_rollout_ref.model.external_lib=lib_of_an_entry")
-    [found] = [one for one in findings(config) if one.name == "agent loop and tools"]
-    assert found.error is None and found.note == "own"
-
-
 @pytest.mark.usefixtures("bare_copy")
 def test_what_hydra_refuses_is_told_in_its_words_by_a_copy_that_knows_no_more(run):
     with pytest.raises(ConfigError, match=r"^overrides=<refused>: Hydra says: .*'trainer\.loger'"):
@@ -184,8 +145,15 @@ def test_a_copy_without_pictures_refuses_by_name_a_model_that_is_shown_them(run,
     assert refusal(run, model, *data) == f"{model}: a qwen3_vl is trained as a model of pictures: {told}"
 
 
+@pytest.mark.usefixtures("bare_copy")
+def test_a_copy_without_agents_refuses_tools(run):
+    tools = f"actor_rollout_ref.rollout.multi_turn.function_tool_path={EXAMPLES / 'tools' / 'tools.py'}"
+    told = "extensions/agents is not in this copy; copy that folder too, or leave tools out"
+    assert refusal(run, tools) == f"{tools}: {told}"
+
+
 STATEFUL = """
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, register
 
 class Loop(AgentLoopBase):
     {state}
@@ -195,44 +163,25 @@ class Loop(AgentLoopBase):
 """
 
 
-@pytest.mark.usefixtures("bare_copy")
-def test_a_copy_without_agents_refuses_tools_and_loops_with_a_state_and_warns_of_other_loops(
-    run, tmp_path, monkeypatch
+@pytest.mark.parametrize("state", ["keeps_state = True", "replayable = False", "keeps_state = False"])
+@pytest.mark.parametrize("by", ["file", "library"])
+@pytest.mark.skipif(not (FOLDER / "checks").exists(), reason="this copy refuses such a loop when it is made")
+def test_a_copy_without_agents_refuses_loops_with_a_state_and_warns_of_others(
+    run, copy_with, tmp_path, monkeypatch, by, state
 ):
-    rollout = "actor_rollout_ref.rollout."
-    told = "extensions/agents is not in this copy; copy that folder too, or"
-    tools = f"{rollout}multi_turn.function_tool_path={EXAMPLES / 'tools' / 'tools.py'}"
-    assert refusal(run, tools) == f"{tools}: {told} leave tools out"
+    copy_with("checks")
     monkeypatch.syspath_prepend(str(tmp_path))
-    for number, state in enumerate(("keeps_state = True", "replayable = False", "keeps_state = False")):
-        (tmp_path / f"own_loop_{number}.py").write_text(STATEFUL.format(state=state))
-        (tmp_path / "loops.yaml").write_text(f"- name: own\n  _target_: own_loop_{number}.Loop\n")
-        named = (
-            f"{rollout}agent.default_agent_loop=own",
-            f"{rollout}agent.agent_loop_config_path={tmp_path}/loops.yaml",
-        )
-        if number < 2:
-            assert refusal(run, *named).endswith(
-                f"Loop: its loops keep a state over the stop: {told} choose another class"
-            )
-        else:
-            [found] = [one for one in findings(run(*named)) if one.name == "agent loop and tools"]
-            assert found.error is None and "own: a call that it records is made again" in found.note
-
-
-@pytest.mark.usefixtures("bare_copy")
-def test_a_copy_without_agents_refuses_a_loop_with_a_state_that_an_external_library_registers(
-    run, tmp_path, monkeypatch
-):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    loop = "actor_rollout_ref.rollout.agent.default_agent_loop="
-    for name, state in (("stateful", "keeps_state = True"), ("stateless", "keeps_state = False")):
-        registers = f"\n\nfrom verl.experimental.agent_loop.agent_loop import register\nregister('{name}')(Loop)\n"
-        (tmp_path / f"lib_of_a_{name}_loop.py").write_text(STATEFUL.format(state=state) + registers)
-        named = (f"{loop}{name}", f"actor_rollout_ref.model.external_lib=lib_of_a_{name}_loop")
-        if name == "stateful":
-            told = "Loop: its loops keep a state over the stop: extensions/agents is not in this copy; copy that folder"
-            assert refusal(run, *named).startswith(f"{loop}{told}")
-        else:
-            [found] = [one for one in findings(run(*named)) if one.name == "agent loop and tools"]
-            assert found.error is None and "stateless: a call that it records is made again" in found.note
+    name = f"{by}_with_{state.replace(' = ', '_')}"
+    registers = f"\n\nregister('{name}')(Loop)\n" if by == "library" else ""
+    (tmp_path / f"{name}.py").write_text(STATEFUL.format(state=state) + registers)
+    (tmp_path / "loops.yaml").write_text(f"- name: {name}\n  _target_: {name}.Loop\n")
+    loop, agent = "actor_rollout_ref.rollout.agent.default_agent_loop", "actor_rollout_ref.rollout.agent."
+    named = f"{agent}agent_loop_config_path={tmp_path}/loops.yaml"
+    named = named if by == "file" else f"actor_rollout_ref.model.external_lib={name}"
+    [found] = [one for one in findings(run(f"{loop}={name}", named)) if one.name == "agent loop and tools"]
+    if state == "keeps_state = False":
+        assert found.error is None and f"{name}: a call that it records is made again" in found.note
+    else:
+        blamed = loop if by == "library" else f"{agent}agent_loop_config_path, `_target_` of {name}"
+        told = "extensions/agents is not in this copy; copy that folder too, or choose another class"
+        assert str(found.error) == f"{blamed}=Loop: its loops keep a state over the stop: {told}"

@@ -50,7 +50,7 @@ from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.run_checkpoints import give_up_unfit
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
-from ..support.checkpoints import FILES, PARTS, write_checkpoint
+from ..support.checkpoints import ANEW_OF_ITS_OWN, write_checkpoint
 from ..support.composed_runs import ComposeRun
 
 COLOCATED = Placement.COLOCATED
@@ -242,7 +242,6 @@ def test_given_a_folder_of_one_node_when_saved_then_ranks_without_a_model_are_to
 
 
 ACTOR = "actor_rollout_ref.actor"
-ANEW_OF_ITS_OWN = r"begin a new run .*, in a trainer\.default_local_dir \(CKPTS_DIR\) of its own \(docs/cluster\.md\)$"
 
 
 @pytest.mark.parametrize(
@@ -294,29 +293,12 @@ def test_how_adapters_are_made_lasts_where_there_are_some(run, tmp_path, engine,
     for rank, is_refused in ((0, False), (8, True)):
         ranks = f"++{model}.{RANK[engine]}={rank}"
         saved = json.loads(json.dumps(lasting_options(run(*own, ranks))))
-        write_checkpoint(tmp_path, 4, options=saved, further=[f"critic/{part}" for part in PARTS])
+        write_checkpoint(tmp_path, 4, options=saved)
         refusal = pytest.raises(ConfigError, match=f"^{re.escape(model)}.{option}=.* was saved with")
         with refusal if is_refused else nullcontext():
             check_resume(run(*own, ranks, changed))
         with pytest.raises(ConfigError, match=f"{RANK[engine]}=16: .* was saved with {rank};"):
             check_resume(run(*own, f"++{model}.{RANK[engine]}=16"))
-
-
-@pytest.mark.parametrize("part", ["model", "optimizer", "extra"])
-@pytest.mark.parametrize("names", [PARTS, ("model/dist_ckpt/a", "optimizer/dist_ckpt/a", "extra/dist_ckpt/a")])
-def test_given_a_checkpoint_that_was_saved_to_be_read_when_resumed_then_what_it_lacks_is_named(
-    run, tmp_path, part, names
-):
-    """verl would miss its files when engines are up."""
-    own = f"trainer.default_local_dir={tmp_path}"
-    left = [f"actor/{name}" for name in names if not name.startswith(part[:5])]
-    folder = write_checkpoint(tmp_path, 4, files=[*left, "actor/huggingface/config.json", *FILES[3:]])
-    said = f"^{ACTOR}.checkpoint.load_contents=.*: {folder} was saved without {part}, and no run goes on from it; begin"
-    with pytest.raises(ConfigError, match=said):
-        check_resume(run(own))
-    check_resume(run(own, "trainer.resume_mode=disable"))
-    write_checkpoint(tmp_path, 4, files=FILES[3:])  # of a node that trains nothing
-    check_resume(run(own))
 
 
 OTHER = {
@@ -413,25 +395,6 @@ def test_given_a_checkpoint_without_a_note_of_an_option_when_resumed_then_it_is_
     check_resume(run(own, "model_engine=megatron", f"{ACTOR}.optim.lr=1e-7"))
     write_checkpoint(tmp_path, 4)  # from before options were noted
     check_resume(run(own, "model_engine=megatron"))
-
-
-@pytest.mark.parametrize(
-    ("options", "blamed"),
-    [
-        (["critic.enable=True"], "critic.enable=True"),
-        (["algorithm.adv_estimator=gae"], "algorithm.adv_estimator=gae"),
-    ],
-)
-def test_given_a_critic_that_the_checkpoint_lacks_when_resumed_then_it_is_refused(run, tmp_path, options, blamed):
-    """verl would miss its files when engines are up."""
-    own = f"trainer.default_local_dir={tmp_path}"
-    folder = write_checkpoint(tmp_path, 4)
-    with pytest.raises(
-        ConfigError, match=f"^{blamed}: {folder} holds no critic; train without one, or {ANEW_OF_ITS_OWN}"
-    ):
-        check_resume(run(own, *options))
-    write_checkpoint(tmp_path, 4, further=[f"critic/{part}" for part in PARTS])
-    check_resume(run(own, *options))
 
 
 def test_given_another_model_when_resumed_then_one_of_other_shapes_is_refused_and_another_place_is_told(

@@ -6,6 +6,7 @@ from typing import Any
 
 from recipe.async_dapo.record.checkpoint_folder import saving
 
+ANEW_OF_ITS_OWN = r"begin a new run .*, in a trainer\.default_local_dir \(CKPTS_DIR\) of its own \(docs/cluster\.md\)$"
 PARTS = ("model.pt", "optim.pt", "extra_state.pt")  # of a model; FSDP's names are longer
 FILES = (
     *(f"actor/{part}" for part in PARTS),

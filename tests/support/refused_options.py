@@ -5,11 +5,7 @@ Overrides that it refuses -> what makes them right. `-name` is a package that is
 """
 
 EXAMPLES = """
-trainer.val_only=True trainer.val_before_train=False -> trainer.val_before_train=True
-rollout.val_kwargs.do_sample=True -> rollout.val_kwargs.do_sample=False
-rollout.val_kwargs.temperature=1 -> rollout.val_kwargs.do_sample=True
 trainer.critic_warmup=5 -> trainer.critic_warmup=0
-async_dapo.calls.check={add:{first:1}} -> async_dapo.calls.check=null
 trainer.resume_from_path=/a/global_step_3 -> trainer.resume_mode=resume_path
 saves actor.checkpoint.save_contents=[model,hf_model] -> trainer.resume_mode=disable
 actor.checkpoint.load_contents=[model] -> trainer.resume_mode=disable
@@ -26,10 +22,6 @@ actor.ppo_mini_batch_size=3 -> actor.ppo_mini_batch_size=4
 gae critic.ppo_mini_batch_size=6 -> critic.ppo_mini_batch_size=4
 ranks actor.ppo_mini_batch_size=1 -> actor.ppo_mini_batch_size=2
 gae ranks critic.ppo_mini_batch_size=1 -> critic.ppo_mini_batch_size=2
-dynamic actor.ppo_max_token_len_per_gpu=63 -> actor.ppo_max_token_len_per_gpu=64
-dynamic rollout.log_prob_max_token_len_per_gpu=63 -> rollout.log_prob_max_token_len_per_gpu=64
-ref ref.log_prob_use_dynamic_bsz=True ref.log_prob_max_token_len_per_gpu=63 -> ref.log_prob_max_token_len_per_gpu=64
-gae data.max_response_length=32737 -> ++critic.ppo_infer_max_token_len_per_gpu=32769
 rollout.prompt_length=null -> rollout.prompt_length=32
 rollout.response_length=16 -> rollout.response_length=32
 megatron ref ref.megatron.tensor_model_parallel_size=1 -> ref.megatron.tensor_model_parallel_size=2
@@ -77,8 +69,6 @@ vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=0.5_3.0 -> correction.ro
 vllm.kv-cache-dtype=fp8 host_kv -> async_dapo.rollout_strategy=partial async_dapo.host_kv_gib=null
 vllm.kv_cache_dtype=fp8 vllm.calculate_kv_scales=True -> vllm.calculate_kv_scales=False
 vllm.moe_backend=flashinfer_trtllm -> vllm.moe_backend=triton
-vllm.worker_extension_cls=mine.Extension -> vllm.worker_extension_cls=null
-vllm.enable_expert_parallel=True -> vllm.enable_expert_parallel=False
 vllm.hf_overrides={a:1} rollout.quantization=fp8 -> vllm.hf_overrides=null
 reward_model reward.reward_model.enable_resource_pool=False -> reward.reward_model.enable_resource_pool=True
 reward_model reward.reward_model.rollout.free_cache_engine=True -> reward.reward_model.rollout.free_cache_engine=False

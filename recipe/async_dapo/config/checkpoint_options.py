@@ -32,9 +32,8 @@ def lasting_options(config: DictConfig) -> dict[str, Any]:
     keys += [f"{model}.optim.{name}" for model in models for name in ("optimizer", "optimizer_impl")]
     keys += [f"{model}.optim.{name}" for model in models for name in (() if is_megatron else _RESTORED)]
     for model in models:
-        if (
-            "adam" in str(OmegaConf.select(config, f"{model}.optim.optimizer")).lower()
-        ):  # as verl asks: others have none
+        optimizer = str(OmegaConf.select(config, f"{model}.optim.optimizer"))
+        if "adam" in optimizer.lower():  # as verl asks: others have none
             keys.append(f"{model}.optim.betas")
     if config.data.shuffle:
         keys.append("data.seed")

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from .values import ConfigError, Rule
+from .verl_keys import ROLLOUT, VLLM
 
-_ROLLOUT = "actor_rollout_ref.rollout."
 FOLDER = Path(__file__).parents[1] / "extensions"
 PACKAGE = f"{__package__.rpartition('.')[0]}.{FOLDER.name}"
 
@@ -29,7 +29,7 @@ class Declared:
     Attributes:
         together: rows that are judged as those of `TOGETHER` are, by the recipe's options, for the planner too.
         rules: rows that are judged as those of `startup/rules.py` are, by all options.
-        option_tree: makes the `OptionTree` of `startup/option_tree.py`; at most one in a copy.
+        option_tree: makes the `OptionTree` of `startup/overrides.py`; at most one in a copy.
         checks: `checks(core, config, options, seen)`: all checks of a run before it starts, made of those of the core
             (`startup/preflight.py`), by their names.
         metrics: that it adds to a step, without the prefix.
@@ -119,10 +119,10 @@ SERVED = (
     Served("async_dapo.rollout_strategy", "partial_stale_kv", "host_kv", _HOLDS_OR_DROPS),
     Served("async_dapo.drafts", None, "drafts"),
     # What users may say of drafts themselves.
-    Served(f"{_ROLLOUT}engine_kwargs.vllm.speculative_config", None, "drafts"),
-    Served(f"{_ROLLOUT}engine_kwargs.vllm.speculative-config", None, "drafts"),
+    Served(f"{VLLM}speculative_config", None, "drafts"),
+    Served(f"{VLLM}speculative-config", None, "drafts"),
     Served("actor_rollout_ref.model.mtp.enable_rollout", True, "drafts", {"actor_rollout_ref.model.mtp.enable": False}),
-    Served(f"{_ROLLOUT}enable_rollout_routing_replay", True, "route_replay", _REPLAYS_ITSELF),
+    Served(f"{ROLLOUT}enable_rollout_routing_replay", True, "route_replay", _REPLAYS_ITSELF),
     Served(
         *("async_dapo.reward.processes", None, "reward_processes", {"async_dapo.reward.processes": 0}),
         otherwise="the reward function runs in verl's reward workers, where a call that never returns keeps its thread",
@@ -147,7 +147,7 @@ WITHOUT = {
 }
 
 
-AGENTS = "agents"  # serves what agent loops say of themselves
+AGENTS = "agents"  # serves what agent loops say of themselves, and calls of tools
 
 
 @cache

@@ -131,6 +131,10 @@ class ConfigErrors(ConfigError):
         self.errors = tuple({str(error): error for error in errors}.values())
 
 
+def as_one(errors: Sequence[ConfigError]) -> ConfigError:
+    return errors[0] if len(errors) == 1 else ConfigErrors(errors)
+
+
 def check_each(checks: Iterable[Callable[[], object]]) -> None:
     """Run every check, whatever becomes of those before, so that several mistakes are found at once.
 
@@ -149,7 +153,7 @@ def check_each(checks: Iterable[Callable[[], object]]) -> None:
             if not errors:  # else most likely a consequence
                 raise
     if errors:
-        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+        raise as_one(errors)
 
 
 class Rule(NamedTuple):

@@ -19,6 +19,7 @@ from .routes import Routes
 from .summed import Summed
 
 SOURCE = "data_source"  # verl's name of the column that says of which data a prompt is
+AGENT_COLUMN = "agent_name"  # verl's, too: which agent loop a prompt has
 
 
 class BrokenRecord(RuntimeError):

@@ -2,6 +2,7 @@
 
 One that asks for several turns at once says `side_by_side = True`. What a loop asks of anything but the model is made
 once, and a loop with a state of its own outlives the stop, where the copy has `extensions/agents` (`Declared.loops`).
+A copy without it refuses such a loop: after a stop it would run again without its state.
 """
 
 import functools
@@ -14,12 +15,20 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, _agent_loop_registry
 
 from ..calls import RETRY, Policy, RecordedError
+from ..config.extensions import AGENTS, declared, not_in_copy
 from ..config.values import ConfigError
 from ..core.outcome import TrajectoryFailed
 from ..core.trajectory import Trajectory
 from ..recording import TrajectoryRecorder, current_recorder
 from ..runtime.aio import LimitReached, within
 from ..runtime.containment import contained, value_of
+
+STATE_IS_LOST = f"its loops keep a state over the stop: {not_in_copy(AGENTS, 'choose another class')}"
+
+
+def has_state(agent_loop: Any) -> bool:
+    """Whether an agent loop, or its class, says that running it again over its record does not bring it back."""
+    return getattr(agent_loop, "keeps_state", False) or not getattr(agent_loop, "replayable", True)
 
 
 class AgentLoopFactory:
@@ -37,15 +46,19 @@ class AgentLoopFactory:
         """A fresh agent loop.
 
         Raises:
-            ConfigError: for a name that is not registered, or an agent loop that cannot be made here.
+            ConfigError: for a name that is not registered, an agent loop that cannot be made here, or one with a state
+                that this copy cannot keep.
         """
         if name not in self._constructors:
             self._constructors[name] = self._constructor(name)
         try:
             with contained():
-                return self._constructors[name](**self._parts)
+                agent_loop = self._constructors[name](**self._parts)
         except Exception as error:  # the same for every prompt: to count them as failed would use up the data
             raise _cannot_be_made(name, error) from error
+        if has_state(agent_loop) and AGENTS not in declared():
+            raise ConfigError("actor_rollout_ref.rollout.agent", name, STATE_IS_LOST)
+        return agent_loop
 
     def _constructor(self, name: str) -> Callable[..., AgentLoopBase]:
         if name not in _agent_loop_registry:

@@ -8,7 +8,7 @@ row of the data set --pack--> group (pool, checkpoints, object store)
 Of text there is nothing to do. An extension that serves more puts its own codec in (`Declared.codec`).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from typing import Any
 
@@ -69,13 +69,16 @@ class Codec:
             what = f"a {model.hf_config.model_type} is trained as a model of pictures: {ABSENT}"
             raise refused(config, "actor_rollout_ref.model.path", what)
 
-    def check_row(self, config: DictConfig, key: str, row: dict[str, Any], *, model: Any, loop: str) -> None:
+    def check_row(
+        self, config: DictConfig, key: str, row: dict[str, Any], *, model: Any, loop: str, loop_class: Callable[[], Any]
+    ) -> None:
         """See that a row's prompt can be shown to the model; it has items of `kinds` only.
 
         Args:
             key: of the option to blame.
             model: verl's `HFModelConfig`.
             loop: the agent loop that shows it.
+            loop_class: finds its class; None of verl's own.
 
         Raises:
             ConfigError: if it cannot.

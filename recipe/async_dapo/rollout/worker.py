@@ -20,7 +20,7 @@ from ..config.values import ConfigError
 from ..core.outcome import Verdict
 from ..core.round import GroupEvent, RoundSpec
 from ..core.round_groups import WaitingGroup
-from ..core.trajectory import PromptGroup, Trajectory
+from ..core.trajectory import AGENT_COLUMN, PromptGroup, Trajectory
 from ..data_plane import join_queue
 from ..engines.client import AsyncDAPOLLMClient
 from ..runtime.aio import Gathered
@@ -207,8 +207,8 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         }
 
         async def run(group: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-            prompt = {"agent_name": rollout.agent.default_agent_loop} | codec().open(group.prompt)
-            make = partial(self._agent_loops.make, prompt.pop("agent_name"))
+            prompt = {AGENT_COLUMN: rollout.agent.default_agent_loop} | codec().open(group.prompt)
+            make = partial(self._agent_loops.make, prompt.pop(AGENT_COLUMN))
             names = {"uid": group.uid, "session_id": trajectory.session_id}
             outputs = await self._loops.run(make, dict(sampling_params), **names, **prompt)
             for output in outputs:

@@ -11,13 +11,10 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from ..config.derived import engine_gpus, gpus_per_engine, training_gpus
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ImportanceSampling, copied
+from ..config.verl_keys import ACTOR, FSDP_NODES, MODEL, MODELS
 from ..core.leases import server_calls
 from .verl_options import MEGATRON_SIZES, TRAINING_ENGINES, VEOMNI_SIZE
 
-_ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
-_MODEL = "actor_rollout_ref.model."
-MODELS = {"actor": _ACTOR, "ref": _REF, "critic": "critic."}
-FSDP_NODES = {"actor": ("", "fsdp_config."), "ref": ("", "fsdp_config."), "critic": ("fsdp.",)}
 _NODES = {
     "actor": "actor_rollout_ref.actor",
     "model": "actor_rollout_ref.model",
@@ -77,7 +74,7 @@ class Run:
     @cached_property
     def builds(self) -> dict[str, bool]:
         """Which of these models have workers of their own: the reference policy is the actor without its adapters."""
-        has_adapters = any(self.get(_MODEL + name) for name in ("lora_rank", "lora.rank", "lora_adapter_path"))
+        has_adapters = any(self.get(MODEL + name) for name in ("lora_rank", "lora.rank", "lora_adapter_path"))
         return self.has | {"ref": self.has["ref"] and not has_adapters}
 
     @property
@@ -150,7 +147,7 @@ class Run:
     @property
     def replays(self) -> str | None:
         """Which experts Megatron or VeOmni takes again, in verl's words; None of FSDP: those that it is told."""
-        return None if self.model_engine == "dp" else self.get(f"{_ACTOR}{self.model_engine}.router_replay.mode")
+        return None if self.model_engine == "dp" else self.get(f"{ACTOR}{self.model_engine}.router_replay.mode")
 
     @property
     def truncates_tokens(self) -> bool:

@@ -1,10 +1,13 @@
-"""The command line: what it says when asked for help, and overrides as Hydra reads them."""
+"""The command line: what it says when asked for help, overrides as Hydra reads them, and what is known of the tree of
+options that they change, verl's too.
+"""
 
 import sys
 from argparse import ArgumentError, ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -12,8 +15,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from ..config import search_path  # noqa: F401 (registers itself)
+from ..config.extensions import of_copy
 from ..config.options import CONFIG_FOLDER, CONFIG_NAME
-from ..config.values import ConfigError, ConfigErrors
+from ..config.values import ConfigError, as_one
 
 USAGE = """\
 usage: python -m {module} KEY=VALUE ...
@@ -67,14 +71,6 @@ class CommandLine:
         )
 
 
-def before_overrides(arguments: Sequence[str], *given: str) -> list[str]:
-    """The arguments with these overrides before the user's, which so go before them. Flags stay in front: Hydra takes
-    overrides in one piece only.
-    """
-    first = next((at for at, one in enumerate(arguments) if "=" in one and not one.startswith("-")), len(arguments))
-    return [*arguments[:first], *given, *arguments[first:]]
-
-
 def show_usage(arguments: Sequence[str], *, module: str, about: str) -> None:
     """End the process with usage and the way to the options, if asked for: Hydra would print all options."""
     if not {"-h", "--help"} & set(arguments):
@@ -84,22 +80,6 @@ def show_usage(arguments: Sequence[str], *, module: str, about: str) -> None:
     sys.exit(0)
 
 
-def compose_overrides(overrides: Sequence[str], base: Sequence[str] = ()) -> DictConfig:
-    """The configuration with these overrides, among which `yaml_flags` may be.
-
-    Args:
-        base: overrides before them, for options that the recipe's yaml does not have.
-
-    Raises:
-        ConfigError: for an override that Hydra cannot read or apply.
-    """
-    line = CommandLine.of([*base, *overrides])
-    config, errors = compose_what_is_right(replace(line, overrides=(*line.overrides, *line.others)))
-    if config is None or errors:
-        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
-    return config
-
-
 def compose_what_is_right(line: CommandLine) -> tuple[DictConfig | None, list[ConfigError]]:
     """The configuration, without overrides that Hydra cannot read or apply, and what is wrong with each of those. None
     where the yaml itself cannot be read, or where this copy cannot tell which overrides are right.
@@ -107,8 +87,6 @@ def compose_what_is_right(line: CommandLine) -> tuple[DictConfig | None, list[Co
     try:
         return composed(line, line.overrides), []
     except (HydraException, ValueError) as error:
-        from .option_tree import option_tree
-
         return option_tree().explained(line, error)
 
 
@@ -125,9 +103,51 @@ def explained_overrides(arguments: Sequence[str]) -> Iterator[None]:
         _, errors = compose_what_is_right(CommandLine.of(arguments))
         if not errors:
             raise
-        raise (errors[0] if len(errors) == 1 else ConfigErrors(errors)) from error
+        raise as_one(errors) from error
 
 
 def composed(line: CommandLine, overrides: Sequence[str]) -> DictConfig:
     with initialize_config_dir(str(line.folder), version_base=None):
         return compose(line.name, overrides=list(overrides))
+
+
+class OptionTree:
+    """The tree of a copy that knows no more of it than Hydra does. An extension that knows more puts its own in
+    (`Declared.option_tree`).
+
+    Attributes:
+        has_keys: whether it finds keys that nobody reads.
+    """
+
+    has_keys = False
+
+    def without_unread(self, config: DictConfig) -> tuple[DictConfig, list[ConfigError]]:
+        """The configuration without keys that nobody reads, and what is wrong with each of those."""
+        return config, []
+
+    def check_types(self, config: DictConfig) -> None:
+        """Refuse values of a wrong type in options that no table of `verl_options` has.
+
+        Raises:
+            ConfigError: naming key, value and remedy.
+        """
+
+    def explained(self, line: CommandLine, error: Exception) -> tuple[DictConfig | None, list[ConfigError]]:
+        """The configuration without overrides that Hydra cannot read or apply, if it can be had without them, and what
+        is wrong with each of those.
+
+        Args:
+            error: what Hydra says of the first.
+        """
+        return None, [ConfigError("overrides", "<refused>", f"Hydra says: {plain(error)}")]
+
+
+def plain(error: Exception) -> str:
+    """What Hydra says, on one line, without its advice."""
+    return " ".join(str(error).partition("Config search path:")[0].partition("\nSee https")[0].split())
+
+
+@cache
+def option_tree() -> OptionTree:
+    """That of this copy."""
+    return (of_copy("option_tree") or OptionTree)()

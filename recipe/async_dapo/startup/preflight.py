@@ -16,7 +16,7 @@ from ..config.values import ConfigError, ConfigErrors, check_each
 from ..runtime.containment import contained, first_line
 from ..runtime.interruption import interruptible
 from ..runtime.verl_version import check_versions
-from .option_tree import option_tree
+from .overrides import option_tree
 from .users_code import name_files_plainly, shipped_modules
 from .verl_options import check_types
 
@@ -30,8 +30,9 @@ FURTHER = "further checks"
 UNSEEN = {
     "agreement": "whether engines and trainer give the same log-probs is not looked at in the first step; training "
     "would follow their difference",
-    "checks": "data, chat template, model, reward function, tools and output folders are not tried; what is wrong with "
-    "them ends a run minutes after its start, or is not told",
+    "checks": "data, chat template, model, reward function, agent loops, tools and output folders are not tried, nor "
+    "whether a checkpoint has all that this run reads; what is wrong with them ends a run minutes after its start, or "
+    "is not told",
     "known_options": "options that nothing reads, values that verl, torch and vLLM do not know, and what verl's own "
     "checks refuse are not looked for; the first change nothing, the others end a run minutes after its start, or are "
     "not told",
@@ -157,7 +158,6 @@ def _essential(config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict
     """What options say together, and whether a resumed run can go on. They are imported here, once the versions have
     been looked at.
     """
-    from .agent_loops import check_agent_loops
     from .checkpoint_to_resume import check_resume
     from .rules import check_options
     from .verl_options import check_engine_arguments, check_verl_options
@@ -172,7 +172,6 @@ def _essential(config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict
         "options together": partial(check_options, config, options),
         "vLLM's arguments": partial(check_engine_arguments, config),
         "checkpoint": partial(check_resume, config),
-        "agent loop and tools": partial(check_agent_loops, config),
         "model": model,
     }
 

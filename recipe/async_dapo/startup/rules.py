@@ -9,28 +9,21 @@ import re
 from functools import partial
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
-from verl.workers.config import CriticConfig
 
 from ..config.derived import needs_bypass_loss
-from ..config.extensions import declared
+from ..config.extensions import AGENTS, declared, not_in_copy
 from ..config.options import AsyncDAPOConfig
 from ..config.values import Rule, check_rules
+from ..config.verl_keys import ACTOR, CORRECTION, FSDP_NODES, MODEL, MODELS, REF, ROLLOUT, SHARDS, TOOL_FILES, VLLM
 from ..core.leases import MAX_PENDING_CALLS
-from .facts import BYPASS, DECOUPLED, FSDP_NODES, MIXTURE, MODELS, MOST_WEIGHT, NONE, Run
+from .facts import BYPASS, DECOUPLED, MIXTURE, MOST_WEIGHT, NONE, Run
 from .verl_options import MEGATRON_SIZES, listed, verls_reward_managers
 
-_ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
-_MODEL, _CORRECTION, _REWARD = "actor_rollout_ref.model.", "algorithm.rollout_correction.", "reward.reward_kwargs."
-_VLLM, _OVERLONG = _ROLLOUT + "engine_kwargs.vllm.", _REWARD + "overlong_buffer_cfg."
-_VALIDATION = _ROLLOUT + "val_kwargs."
-_SHARDS = {
-    "actor": _ACTOR + "fsdp_config.fsdp_size",
-    "ref": _REF + "fsdp_config.fsdp_size",
-    "critic": "critic.fsdp.fsdp_size",
-}
-LOSS_MODE = _ACTOR + "policy_loss.loss_mode"
+_REWARD = "reward.reward_kwargs."
+_OVERLONG = _REWARD + "overlong_buffer_cfg."
+LOSS_MODE = ACTOR + "policy_loss.loss_mode"
 PENALISED_METRICS = ("reward", "seq_reward", "seq_final_reward")  # of the final reward, with the overlong penalty
 _STORED = {"model", "optimizer", "extra"}  # what a resumed run goes on from
 _WEIGHTS = {"model", "hf_model"}
@@ -38,7 +31,7 @@ _NOT_QUANTIZED = (None, "auto", "float16", "bfloat16")
 
 
 def _lacks_parts(it: Run, model: str, contents: str) -> bool:
-    """A run that resumes from nothing may save less; what a later one misses there, `check_resume` says."""
+    """A run that resumes from nothing may save less, from which no later one goes on."""
     acts = it.resumes and (contents == "load_contents" or it.saves)
     parts = it.get(f"{MODELS[model]}checkpoint.{contents}")
     return acts and it.has[model] and parts is not None and not set(listed(parts)) >= _STORED
@@ -58,16 +51,9 @@ def _splits_unevenly(it: Run, model: str) -> bool:
     return it.has[model] and mini_batch % it.ranks[model] != 0
 
 
-def _is_short(it: Run, model: str, key: str, dynamic: str | None) -> bool:
-    """A dynamic micro batch must hold the longest trajectory. Those of a critic are always dynamic."""
-    value = OmegaConf.select(it.config, key, default=None if dynamic else CriticConfig.ppo_infer_max_token_len_per_gpu)
-    acts = it.has[model] and (dynamic is None or it.get(dynamic))
-    return acts and (value is None or value < it.least_tok[model])
-
-
 def _shares_no_gradients(it: Run, model: str) -> bool:
     """torch's FSDP1 takes a group of one rank for a whole world."""
-    is_alone = it.get(_SHARDS[model]) == 1 < it.training_gpus
+    is_alone = it.get(SHARDS[model]) == 1 < it.training_gpus
     return it.model_engine == "dp" and it.has[model] and is_alone and it.strategy_of(model) == "fsdp"
 
 
@@ -80,7 +66,7 @@ def _computes_otherwise(it: Run, model: str) -> bool:
 
 
 def _cuts(it: Run, part: str) -> bool:
-    return bool(it.get(f"{_ROLLOUT}{part}_length") != it.get(f"data.max_{part}_length"))
+    return bool(it.get(f"{ROLLOUT}{part}_length") != it.get(f"data.max_{part}_length"))
 
 
 def _has_actors_of_its_own(it: Run) -> bool:
@@ -91,35 +77,14 @@ def _has_actors_of_its_own(it: Run) -> bool:
     return (manager.source, manager.name) == ("register", "remote") and not has_processes
 
 
-_DYNAMIC = _ACTOR + "use_dynamic_bsz"
-_MICRO = (
-    ("actor", _ACTOR + "ppo_", _DYNAMIC),
-    ("actor", _ROLLOUT + "log_prob_", _DYNAMIC),
-    ("ref", _REF + "log_prob_", _REF + "log_prob_use_dynamic_bsz"),
-)
-_LONGEST = (
-    *((model, f"{sizes}max_token_len_per_gpu", dynamic) for model, sizes, dynamic in _MICRO),
-    ("critic", "critic.ppo_infer_max_token_len_per_gpu", None),
-)
-_TOOL_FILES = tuple(f"{_ROLLOUT}multi_turn.{kind}_path" for kind in ("function_tool", "tool_config"))
 _OLD = "older than async_dapo.max_staleness={it.options.max_staleness}"
 _CONTRADICTS = "contradicts async_dapo.importance_sampling={it.options.importance_sampling}; "
 _STRATEGY = "async_dapo.rollout_strategy={it.options.rollout_strategy} keeps the "
 
 # fmt: off
 RULES: tuple[Rule, ...] = (
-    Rule("trainer.val_only", lambda it: it.trainer.val_only and not it.trainer.val_before_train,
-         "is ignored without trainer.val_before_train=True"),
-    Rule(_VALIDATION + "do_sample", lambda it: it.validation.temperature == 0 and it.validation.do_sample,
-         f"is ignored: verl's V1 trainer samples as {_VALIDATION}temperature says, and 0 is greedy; set False, or a "
-         "temperature > 0"),
-    Rule(_VALIDATION + "do_sample", lambda it: it.validation.temperature > 0 and not it.validation.do_sample,
-         f"is ignored: verl's V1 trainer samples as {_VALIDATION}temperature={{it.validation.temperature}} says; set "
-         "True, or that temperature to 0 for greedy answers"),
     Rule("trainer.critic_warmup", lambda it: it.trainer.critic_warmup > 0 and not it.has["critic"],
          "there is no critic, and the actor would not train; set 0"),
-    Rule("async_dapo.calls.check", lambda it: it.options.calls.check is not None and not any(map(it.get, _TOOL_FILES)),
-         f"the run has no tools to call; name their file by {' or '.join(_TOOL_FILES)}, or leave it null"),
     Rule("trainer.resume_from_path",
          lambda it: bool(it.trainer.resume_from_path) is not (it.trainer.resume_mode == "resume_path"),
          "is read with trainer.resume_mode=resume_path alone, and needed there, but that is {it.trainer.resume_mode}; "
@@ -130,7 +95,7 @@ RULES: tuple[Rule, ...] = (
     *(Rule(f"{MODELS[model]}checkpoint.save_contents", partial(_saves_no_weights, model=model),
            "checkpoints would hold no weights; add model or hf_model, or set trainer.save_freq=-1")
       for model in ("actor", "critic")),
-    *(Rule(_SHARDS[model], partial(_shares_no_gradients, model=model),
+    *(Rule(SHARDS[model], partial(_shares_no_gradients, model=model),
            f"with {MODELS[model]}strategy=fsdp torch would share no gradients between the {{it.training_gpus}} GPUs, "
            f"and each would train a model of its own; set -1, or {MODELS[model]}strategy=fsdp2")
       for model in ("actor", "critic")),
@@ -144,17 +109,13 @@ RULES: tuple[Rule, ...] = (
     *(Rule(MODELS[model] + "ppo_mini_batch_size", partial(_splits_unevenly, model=model),
            f"times rollout.n={{it.options.rollout_n}} must be a multiple of {{it.ranks[{model}]}} data-parallel ranks")
       for model in ("actor", "critic")),
-    *(Rule(key, partial(_is_short, model=model, key=key, dynamic=dynamic),
-           f"must be >= {{it.least_tok[{model}]}}: a trajectory can have {{it.longest_tok}} tokens, over "
-           f"{{it.split_over[{model}]}} sequence-parallel ranks")
-      for model, key, dynamic in _LONGEST),
-    *(Rule(_ROLLOUT + f"{part}_length", partial(_cuts, part=part),
+    *(Rule(ROLLOUT + f"{part}_length", partial(_cuts, part=part),
            f"agent loops cut each {part} there, behind every check; leave it out, it follows data.max_{part}_length")
       for part in ("prompt", "response")),
 
-    *(Rule(_REF + name,
-           partial(lambda it, name: it.has["ref"] and it.get(_REF + name) != it.get(_ACTOR + name), name=name),
-           f"actor and reference share Megatron's groups of ranks; leave it out, it follows {_ACTOR}{name}")
+    *(Rule(REF + name,
+           partial(lambda it, name: it.has["ref"] and it.get(REF + name) != it.get(ACTOR + name), name=name),
+           f"actor and reference share Megatron's groups of ranks; leave it out, it follows {ACTOR}{name}")
       for name in MEGATRON_SIZES),
 
     Rule("algorithm.use_pf_ppo", lambda it: it.algorithm.use_pf_ppo,
@@ -165,13 +126,13 @@ RULES: tuple[Rule, ...] = (
          f"weighs rewards by lengths, which lose tokens {_OLD}; set async_dapo.max_staleness=null, or another one"),
     Rule("algorithm.use_kl_in_reward", lambda it: it.algorithm.use_kl_in_reward and it.withholds,
          f"tokens {_OLD} would leave KL penalty and baseline; set async_dapo.max_staleness=null, or use "
-         f"{_ACTOR}use_kl_loss"),
-    Rule(_ACTOR + "loss_scale_factor",
+         f"{ACTOR}use_kl_loss"),
+    Rule(ACTOR + "loss_scale_factor",
          lambda it: it.actor.loss_agg_mode == "seq-mean-token-sum-norm" and it.actor.loss_scale_factor is None,
          "with loss_agg_mode=seq-mean-token-sum-norm verl divides by the longest answer of each micro batch; set it to "
          "data.max_response_length={it.options.max_response_length}"),
 
-    Rule(_CORRECTION + "rollout_is",
+    Rule(CORRECTION + "rollout_is",
          lambda it: it.corrects(BYPASS) and it.correction.rollout_is and it.correction.loss_type == "ppo_clip",
          "is ignored in bypass mode, where PPO's ratio is the weight; leave it null, choose "
          "async_dapo.importance_sampling=decoupled, or set algorithm.rollout_correction.loss_type=reinforce"),
@@ -181,7 +142,7 @@ RULES: tuple[Rule, ...] = (
          and it.actor.ppo_mini_batch_size == it.options.target_valid_groups,
          "masks what has moved away from pi_prox, where a step's only update begins; set "
          "async_dapo.importance_sampling=bypass"),
-    Rule(_ACTOR + "clip_ratio_high",
+    Rule(ACTOR + "clip_ratio_high",
          lambda it: _is_dppo(it) and (it.actor.clip_ratio_low, it.actor.clip_ratio_high) == (0.2, 0.28),
          "is DAPO's limit of a ratio, and that of a divergence with this loss_mode; set it and clip_ratio_low, such as "
          "0.05 for dppo_kl, 0.15 for dppo_tv"),
@@ -195,27 +156,27 @@ RULES: tuple[Rule, ...] = (
          and (it.options.max_tokens_per_round or math.inf) < it.options.max_response_length,
          f"all tokens of a group may be {_OLD}, and verl's bypass loss (rollout_rs, loss_type=reinforce) fails without "
          "any; set null, or async_dapo.max_staleness=null, or async_dapo.importance_sampling=decoupled"),
-    *(Rule(_CORRECTION + name,
+    *(Rule(CORRECTION + name,
            partial(lambda it, name: it.corrects(NONE) and it.correction[name] is not None, name=name),
            _CONTRADICTS + "leave it null or choose decoupled")
       for name in ("rollout_is", "rollout_rs")),
-    Rule(_CORRECTION + "bypass_mode", lambda it: not it.corrects(BYPASS) and it.correction.bypass_mode,
+    Rule(CORRECTION + "bypass_mode", lambda it: not it.corrects(BYPASS) and it.correction.bypass_mode,
          _CONTRADICTS + "set it to False, or importance_sampling to bypass"),
-    Rule(_CORRECTION + "loss_type", lambda it: not it.corrects(BYPASS) and it.correction.loss_type != "ppo_clip",
+    Rule(CORRECTION + "loss_type", lambda it: not it.corrects(BYPASS) and it.correction.loss_type != "ppo_clip",
          "acts with async_dapo.importance_sampling=bypass only; leave it at ppo_clip"),
     Rule(LOSS_MODE, lambda it: it.get(LOSS_MODE) == "bypass_mode"
          and not (it.corrects(BYPASS) and needs_bypass_loss(it.correction)),
          "takes old log-probs for the behaviour policy's, with options of its own; leave it at vanilla"),
-    Rule(_CORRECTION + "rollout_is", lambda it: it.correction.loss_type == "reinforce"
+    Rule(CORRECTION + "rollout_is", lambda it: it.correction.loss_type == "reinforce"
          and it.correction.rollout_is is None and it.correction.rollout_rs is None,
          "loss_type=reinforce has no ratio of its own; set it to token, or rollout_rs to a mask"),
-    Rule(_CORRECTION + "rollout_is_threshold", lambda it: it.correction.rollout_is_threshold is None
+    Rule(CORRECTION + "rollout_is_threshold", lambda it: it.correction.rollout_is_threshold is None
          and (it.corrects(DECOUPLED) or it.corrects(MIXTURE) or it.correction.rollout_is is not None),
          "verl would leave the weights out; set the truncation, such as 2.0, or async_dapo.importance_sampling=none"),
-    Rule(_CORRECTION + "rollout_is_threshold", lambda it: it.largest_weight < 1,
+    Rule(CORRECTION + "rollout_is_threshold", lambda it: it.largest_weight < 1,
          "cuts the weights of new tokens, too; set 1 or more, as a band lower_upper with a decimal point at its end: "
          "Hydra reads 0.5_5 as 0.55, and 0.5_5.0 as it stands"),
-    *(Rule(_CORRECTION + name, partial(lambda it, name: "nan" in re.split(r"[_,\s]+", str(it.correction[name]).lower()),
+    *(Rule(CORRECTION + name, partial(lambda it, name: "nan" in re.split(r"[_,\s]+", str(it.correction[name]).lower()),
                                        name=name),
            "nan is no bound: no weight, or no token, would be left; set a number")
       for name in ("rollout_is_threshold", "rollout_rs_threshold")),
@@ -228,62 +189,56 @@ RULES: tuple[Rule, ...] = (
          f"{{it.requests}} requests could wait at once, the load balancer takes {MAX_PENDING_CALLS}; lower it"),
     Rule("async_dapo.max_loads_per_server", lambda it: (it.options.max_loads_per_server or 0) >= it.server_calls,
          "must be below the {it.server_calls} concurrent calls of a vLLM server actor, or weight updates and the stop "
-         f"wait behind generation; lower it, or raise {_ROLLOUT}max_num_seqs"),
+         f"wait behind generation; lower it, or raise {ROLLOUT}max_num_seqs"),
 
-    Rule(_ROLLOUT + "nnodes", lambda it: it.rollout.nnodes and not it.options.is_separate,
+    Rule(ROLLOUT + "nnodes", lambda it: it.rollout.nnodes and not it.options.is_separate,
          "counts the nodes that engines have to themselves, and async_dapo.placement is {it.options.placement}; set 0, "
          "or async_dapo.placement=separate"),
-    Rule(_ROLLOUT + "enable_sleep_mode",
+    Rule(ROLLOUT + "enable_sleep_mode",
          lambda it: it.rollout.free_cache_engine and it.rollout.get("enable_sleep_mode") is False,
          "engines cannot sleep; set free_cache_engine=False too"),
-    Rule(_ROLLOUT + "enable_rollout_routing_replay",
+    Rule(ROLLOUT + "enable_rollout_routing_replay",
          lambda it: it.rollout.enable_rollout_routing_replay and it.replays not in (None, "R3"),
          "engines would tell which experts they took, and nobody would take the same; set "
-         f"{_ACTOR}{{it.model_engine}}.router_replay.mode=R3, or False"),
-    Rule(_VLLM + "decode_context_parallel_size",
+         f"{ACTOR}{{it.model_engine}}.router_replay.mode=R3, or False"),
+    Rule(VLLM + "decode_context_parallel_size",
          lambda it: it.rollout.enable_rollout_routing_replay
          and it.vllm.get("decode_context_parallel_size") not in (None, 1),
-         f"vLLM does not tell experts then; leave it out, or set {_ROLLOUT}enable_rollout_routing_replay=False"),
-    *(Rule(f"{_ACTOR}{engine}.router_replay.mode",
+         f"vLLM does not tell experts then; leave it out, or set {ROLLOUT}enable_rollout_routing_replay=False"),
+    *(Rule(f"{ACTOR}{engine}.router_replay.mode",
            partial(lambda it, own: it.replays == "R3" and it.model_engine == own
                    and not it.rollout.enable_rollout_routing_replay, own=engine),
-           f"the update would find no experts to take; set {_ROLLOUT}enable_rollout_routing_replay=True, or disabled")
+           f"the update would find no experts to take; set {ROLLOUT}enable_rollout_routing_replay=True, or disabled")
       for engine in ("megatron", "veomni")),
-    Rule(_MODEL + "lora_rank", lambda it: it.model_engine == "veomni" and it.model.lora_rank,
+    Rule(MODEL + "lora_rank", lambda it: it.model_engine == "veomni" and it.model.lora_rank,
          "verl's VeOmni engine does not bring adapters to the engines; set 0, or model_engine=dp"),
-    Rule(_MODEL + "lora_rank",
+    Rule(MODEL + "lora_rank",
          lambda it: it.model_engine == "megatron" and it.model.lora_rank and not it.model.lora.rank,
-         f"is FSDP's, Megatron trains all weights; set {_MODEL}lora.rank, or 0"),
-    *(Rule(_MODEL + name,
-           partial(lambda it, name: it.model_engine != "megatron" and not it.model.lora_rank and it.get(_MODEL + name),
+         f"is FSDP's, Megatron trains all weights; set {MODEL}lora.rank, or 0"),
+    *(Rule(MODEL + name,
+           partial(lambda it, name: it.model_engine != "megatron" and not it.model.lora_rank and it.get(MODEL + name),
                    name=name),
-           f"is ignored: with {_MODEL}lora_rank=0 FSDP trains all weights; set that, or leave this out")
+           f"is ignored: with {MODEL}lora_rank=0 FSDP trains all weights; set that, or leave this out")
       for name in ("lora.rank", "lora_adapter_path")),
-    Rule(_ROLLOUT + "quantization",
+    Rule(ROLLOUT + "quantization",
          lambda it: it.rollout.quantization == "fp8" and (it.model.lora_rank or it.model.lora.rank)
          and not it.model.lora.merge,
-         f"verl sends weights below adapters in bf16, without scales; set {_MODEL}lora.merge=True, or leave it out"),
+         f"verl sends weights below adapters in bf16, without scales; set {MODEL}lora.merge=True, or leave it out"),
 
     *(Rule(key, partial(lambda it, key: it.get(key) not in _NOT_QUANTIZED and not it.truncates_tokens, key=key),
            f"engines sample from another distribution, which needs each token's weight truncated at {MOST_WEIGHT:g}; "
-           f"set async_dapo.importance_sampling=decoupled, {_CORRECTION}rollout_is=token and {_CORRECTION}"
+           f"set async_dapo.importance_sampling=decoupled, {CORRECTION}rollout_is=token and {CORRECTION}"
            f"rollout_is_threshold={MOST_WEIGHT:g}")
-      for key in (_ROLLOUT + "quantization", _VLLM + "quantization", _VLLM + "kv_cache_dtype")),
-    Rule(_VLLM + "kv_cache_dtype",
+      for key in (ROLLOUT + "quantization", VLLM + "quantization", VLLM + "kv_cache_dtype")),
+    Rule(VLLM + "kv_cache_dtype",
          lambda it: it.options.has_old_kv and it.vllm.get("kv_cache_dtype") not in _NOT_QUANTIZED,
          _STRATEGY + "cache over weight updates, and with it keys of other scales; choose partial, or leave it out"),
-    Rule(_VLLM + "calculate_kv_scales", lambda it: it.vllm.get("calculate_kv_scales"),
+    Rule(VLLM + "calculate_kv_scales", lambda it: it.vllm.get("calculate_kv_scales"),
          "vLLM takes the scales of the weights at the start, and 1 after a wake-up; leave it out"),
-    Rule(_VLLM + "moe_backend", lambda it: it.vllm.get("moe_backend") not in (None, "auto", "triton"),
+    Rule(VLLM + "moe_backend", lambda it: it.vllm.get("moe_backend") not in (None, "auto", "triton"),
          "lays experts out anew, and no weight update could be loaded; use triton"),
-    Rule(_VLLM + "worker_extension_cls", lambda it: it.vllm.get("worker_extension_cls"),
-         "is the recipe's own: it brings the weights; leave it out"),
-    Rule(_VLLM + "enable_expert_parallel",
-         lambda it: it.vllm.get("enable_expert_parallel") not in (None, (it.rollout.expert_parallel_size or 1) > 1),
-         f"is ignored: verl sets it where {_ROLLOUT}expert_parallel_size, now {{it.rollout.expert_parallel_size}}, is "
-         "above 1; set that, and leave this out"),
-    Rule(_VLLM + "hf_overrides",
-         lambda it: it.vllm.get("hf_overrides") and (it.rollout.quantization or it.get(_ROLLOUT + "qat.enable")),
+    Rule(VLLM + "hf_overrides",
+         lambda it: it.vllm.get("hf_overrides") and (it.rollout.quantization or it.get(ROLLOUT + "qat.enable")),
          "takes the place of those that verl makes for engines that quantize; leave them out, or the quantization"),
 
     Rule("reward.reward_model.enable_resource_pool",
@@ -308,6 +263,11 @@ RULES: tuple[Rule, ...] = (
          lambda it: it.overlong.enable and it.reward.reward_kwargs.max_resp_len != it.options.max_response_length,
          "must equal data.max_response_length={it.options.max_response_length}, where responses end"),
 )
+# In a copy that does not make calls once, a run that the stop interrupts would make them again.
+WITHOUT_AGENTS = tuple(
+    Rule(key, partial(lambda it, key: it.get(key) is not None, key=key), not_in_copy(AGENTS, "leave tools out"))
+    for key in TOOL_FILES
+)
 # fmt: on
 
 
@@ -325,6 +285,7 @@ def check_options(config: DictConfig, options: AsyncDAPOConfig) -> str:
         ConfigError: naming key, value and remedy.
     """
     run = Run.of(config, options)
-    rows = (*RULES, *(row for one in declared().values() for row in one.rules))
+    without = () if AGENTS in declared() else WITHOUT_AGENTS
+    rows = (*RULES, *without, *(row for one in declared().values() for row in one.rules))
     check_rules(rows, run, run.config)
     return f"{config.algorithm.adv_estimator}, importance sampling {options.importance_sampling}"

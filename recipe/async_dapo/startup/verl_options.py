@@ -25,10 +25,9 @@ from ..config.values import (
     refused,
     typed,
 )
+from ..config.verl_keys import ACTOR, MODEL, REF, ROLLOUT, VLLM
 
-_ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
-_MODEL, _KWARGS = "actor_rollout_ref.model.", "reward.reward_kwargs."
-_VLLM = _ROLLOUT + "engine_kwargs.vllm."
+_KWARGS = "reward.reward_kwargs."
 
 _Rate = Annotated[float, Meta(ge=0, description="a number >= 0")]
 _Finite = Annotated[float, Meta(ge=-1e9, le=1e9, description="a number")]
@@ -49,39 +48,39 @@ _OF_KIND: tuple[tuple[Any, str], ...] = (
     (Count, f"""
         trainer.total_epochs trainer.nnodes trainer.n_gpus_per_node reward.num_workers
         transfer_queue.backend.SimpleStorage.num_data_storage_units
-        {_ROLLOUT}val_kwargs.n {_ROLLOUT}n_gpus_per_node {_ROLLOUT}tensor_model_parallel_size
-        {_ROLLOUT}data_parallel_size {_ROLLOUT}pipeline_model_parallel_size {_ROLLOUT}max_num_seqs
-        {_ROLLOUT}checkpoint_engine.update_weights_bucket_megabytes
-        {_ROLLOUT}max_num_batched_tokens {_ACTOR}ppo_epochs {_ACTOR}ppo_mini_batch_size
+        {ROLLOUT}val_kwargs.n {ROLLOUT}n_gpus_per_node {ROLLOUT}tensor_model_parallel_size
+        {ROLLOUT}data_parallel_size {ROLLOUT}pipeline_model_parallel_size {ROLLOUT}max_num_seqs
+        {ROLLOUT}checkpoint_engine.update_weights_bucket_megabytes
+        {ROLLOUT}max_num_batched_tokens {ACTOR}ppo_epochs {ACTOR}ppo_mini_batch_size
         critic.ppo_epochs critic.ppo_mini_batch_size critic.ppo_infer_max_token_len_per_gpu
         critic.fsdp.ulysses_sequence_parallel_size"""),
     (Count | None, f"""
         trainer.total_training_steps transfer_queue.backend.SimpleStorage.total_storage_size
-        ray_kwargs.ray_init.num_cpus {_ROLLOUT}max_model_len {_VLLM}stream_interval
+        ray_kwargs.ray_init.num_cpus {ROLLOUT}max_model_len {VLLM}stream_interval
         data.filter_overlong_prompts_workers
-        {_ROLLOUT}log_prob_micro_batch_size_per_gpu {_ROLLOUT}log_prob_max_token_len_per_gpu
-        {_REF}log_prob_micro_batch_size_per_gpu {_REF}log_prob_max_token_len_per_gpu
-        {_ACTOR}ppo_micro_batch_size_per_gpu {_ACTOR}ppo_max_token_len_per_gpu"""),
+        {ROLLOUT}log_prob_micro_batch_size_per_gpu {ROLLOUT}log_prob_max_token_len_per_gpu
+        {REF}log_prob_micro_batch_size_per_gpu {REF}log_prob_max_token_len_per_gpu
+        {ACTOR}ppo_micro_batch_size_per_gpu {ACTOR}ppo_max_token_len_per_gpu"""),
     (int, f"""
         trainer.save_freq trainer.test_freq trainer.critic_warmup data.train_max_samples data.val_max_samples
-        {_ACTOR}data_loader_seed"""),
+        {ACTOR}data_loader_seed"""),
     (int | None, f"trainer.max_actor_ckpt_to_keep trainer.max_critic_ckpt_to_keep {_KWARGS}max_resp_len"),
     (NotNegative, f"""
-        {_MODEL}lora_rank {_MODEL}lora.rank {_ROLLOUT}nnodes data.dataloader_num_workers
-        {_ROLLOUT}moe_load_balance_metrics_interval {_ROLLOUT}seed"""),
+        {MODEL}lora_rank {MODEL}lora.rank {ROLLOUT}nnodes data.dataloader_num_workers
+        {ROLLOUT}moe_load_balance_metrics_interval {ROLLOUT}seed"""),
     (NotNegative | None, "data.val_batch_size data.seed"),
-    (Positive, f"{_KWARGS}overlong_buffer_cfg.penalty_factor {_ROLLOUT}temperature"),
-    (Positive, f"{_ACTOR}optim.clip_grad"),
+    (Positive, f"{_KWARGS}overlong_buffer_cfg.penalty_factor {ROLLOUT}temperature"),
+    (Positive, f"{ACTOR}optim.clip_grad"),
     (_Rate, f"""
-        {_ROLLOUT}val_kwargs.temperature {_ACTOR}optim.lr {_ACTOR}optim.weight_decay {_ACTOR}clip_ratio
-        {_ACTOR}kl_loss_coef"""),
-    (_Rate | None, f"{_ACTOR}clip_ratio_low {_ACTOR}clip_ratio_high"),  # null = clip_ratio
-    (_AboveOne, f"{_ACTOR}clip_ratio_c"),
-    (_Finite, f"{_ACTOR}entropy_coeff"),
-    (int | None, f"{_ACTOR}optim.lr_warmup_steps"),
-    (Share, f"{_ACTOR}optim.lr_warmup_steps_ratio critic.optim.lr_warmup_steps_ratio"),
-    (SomeShare, f"{_ROLLOUT}val_kwargs.top_p {_ROLLOUT}gpu_memory_utilization"),
-    (_TopK, f"{_ROLLOUT}val_kwargs.top_k"),
+        {ROLLOUT}val_kwargs.temperature {ACTOR}optim.lr {ACTOR}optim.weight_decay {ACTOR}clip_ratio
+        {ACTOR}kl_loss_coef"""),
+    (_Rate | None, f"{ACTOR}clip_ratio_low {ACTOR}clip_ratio_high"),  # null = clip_ratio
+    (_AboveOne, f"{ACTOR}clip_ratio_c"),
+    (_Finite, f"{ACTOR}entropy_coeff"),
+    (int | None, f"{ACTOR}optim.lr_warmup_steps"),
+    (Share, f"{ACTOR}optim.lr_warmup_steps_ratio critic.optim.lr_warmup_steps_ratio"),
+    (SomeShare, f"{ROLLOUT}val_kwargs.top_p {ROLLOUT}gpu_memory_utilization"),
+    (_TopK, f"{ROLLOUT}val_kwargs.top_k"),
 )  # fmt: skip
 # Hydra reads `no` and `off` as texts, which Python takes for true.
 SWITCHES: dict[str, Any] = dict.fromkeys(
@@ -89,14 +88,14 @@ SWITCHES: dict[str, Any] = dict.fromkeys(
         trainer.val_before_train trainer.val_only data.shuffle data.validation_shuffle data.filter_overlong_prompts
         algorithm.use_kl_in_reward algorithm.filter_groups.enable algorithm.use_pf_ppo critic.enable
         algorithm.norm_adv_by_std_in_grpo algorithm.rollout_correction.bypass_mode {_KWARGS}overlong_buffer_cfg.enable
-        algorithm.rollout_correction.rollout_is_batch_normalize {_REF}log_prob_use_dynamic_bsz
-        {_ACTOR}use_kl_loss {_ACTOR}shuffle {_ACTOR}use_dynamic_bsz {_ACTOR}fsdp_config.param_offload
-        {_ACTOR}fsdp_config.optimizer_offload {_ROLLOUT}enforce_eager {_ROLLOUT}free_cache_engine
-        {_ROLLOUT}disable_log_stats {_ROLLOUT}enable_chunked_prefill {_ROLLOUT}enable_prefix_caching
-        {_ROLLOUT}enable_rollout_routing_replay {_ROLLOUT}multi_turn.enable {_ROLLOUT}prometheus.enable
-        {_ROLLOUT}val_kwargs.do_sample {_MODEL}enable_gradient_checkpointing {_MODEL}use_remove_padding
-        {_MODEL}use_fused_kernels {_MODEL}trust_remote_code {_MODEL}lora.merge {_MODEL}mtp.enable
-        {_MODEL}mtp.enable_rollout reward.reward_model.enable reward.reward_model.enable_resource_pool
+        algorithm.rollout_correction.rollout_is_batch_normalize {REF}log_prob_use_dynamic_bsz
+        {ACTOR}use_kl_loss {ACTOR}shuffle {ACTOR}use_dynamic_bsz {ACTOR}fsdp_config.param_offload
+        {ACTOR}fsdp_config.optimizer_offload {ROLLOUT}enforce_eager {ROLLOUT}free_cache_engine
+        {ROLLOUT}disable_log_stats {ROLLOUT}enable_chunked_prefill {ROLLOUT}enable_prefix_caching
+        {ROLLOUT}enable_rollout_routing_replay {ROLLOUT}multi_turn.enable {ROLLOUT}prometheus.enable
+        {ROLLOUT}val_kwargs.do_sample {MODEL}enable_gradient_checkpointing {MODEL}use_remove_padding
+        {MODEL}use_fused_kernels {MODEL}trust_remote_code {MODEL}lora.merge {MODEL}mtp.enable
+        {MODEL}mtp.enable_rollout reward.reward_model.enable reward.reward_model.enable_resource_pool
     """.split(),
     bool | None,
 )
@@ -104,25 +103,25 @@ TEXTS: dict[str, Any] = {
     **dict.fromkeys([*CODE_OPTIONS, *FILE_OPTIONS, *PLACE_OPTIONS, *OUTPUT_OPTIONS], str | None),
     **dict.fromkeys(
         f"""
-            trainer.default_local_dir trainer.project_name data.prompt_key {_MODEL}path
-            {_ROLLOUT}agent.default_agent_loop
+            trainer.default_local_dir trainer.project_name data.prompt_key {MODEL}path
+            {ROLLOUT}agent.default_agent_loop
         """.split(),
         _Text,
     ),
     **dict.fromkeys(["trainer.experiment_name", "reward.custom_reward_function.name"], _Text | None),
     **dict.fromkeys(["data.train_files", "data.val_files"], str | list[str]),
-    _MODEL + "external_lib": str | list[str] | None,
+    MODEL + "external_lib": str | list[str] | None,
     "ray_kwargs.ray_init.runtime_env.py_modules": list[str] | None,
     "reward.sandbox_fusion.url": str | None,
 }
 NUMBERS: dict[str, Any] = {
     **{key: kind for kind, keys in _OF_KIND for key in keys.split()},
-    **{model + name: Count for model in (_ACTOR, _REF) for name in _SEQUENCE_PARALLEL},
-    **{model + name: Count for model in (_ACTOR, _REF, "critic.") for name in (*MEGATRON_SIZES, VEOMNI_SIZE)},
+    **{model + name: Count for model in (ACTOR, REF) for name in _SEQUENCE_PARALLEL},
+    **{model + name: Count for model in (ACTOR, REF, "critic.") for name in (*MEGATRON_SIZES, VEOMNI_SIZE)},
 }
 TYPES = NUMBERS | SWITCHES | TEXTS
 # Nodes of options that must stay such, parents first.
-NODES = [*dict.fromkeys(key[: dot.start()] for key in TYPES for dot in re.finditer(r"\.", key)), _ROLLOUT + "custom"]
+NODES = [*dict.fromkeys(key[: dot.start()] for key in TYPES for dot in re.finditer(r"\.", key)), ROLLOUT + "custom"]
 MAY_BE_NULL = ("reward.sandbox_fusion", "reward.reward_manager.module")  # of these, for verl
 
 # verl's training engines that this recipe knows -> the strategies of each; `dp` is FSDP.
@@ -136,24 +135,24 @@ FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("trainer.v1.async_dapo", (None, {}),
      "a step of this recipe trains once on the whole batch; it has no options here"),
     ("model_engine", tuple(TRAINING_ENGINES), "the recipe knows no other of verl's training engines"),
-    (_ACTOR + "megatron.dynamic_context_parallel", (False, None), "the ranks that share a step would not be known"),
+    (ACTOR + "megatron.dynamic_context_parallel", (False, None), "the ranks that share a step would not be known"),
     ("trainer.v1.sampler.custom_sampler.path", (None,), "the recipe brings its own sampler"),
     ("trainer.resume_mode", ("auto", "disable", "resume_path"), "there is no other mode"),
     ("trainer.remove_previous_ckpt_in_save", (None, False),
      "verl would delete the model before the next checkpoint is complete; use trainer.max_actor_ckpt_to_keep=1"),
     ("actor_rollout_ref.hybrid_engine", (True,), "async_dapo.placement decides"),
-    (_ROLLOUT + "name", ("vllm",), "stopping an engine at once is implemented for vLLM"),
-    (_ROLLOUT + "calculate_log_probs", (True,), "behaviour log-probs are the engine's own"),
-    (_ROLLOUT + "logprobs_mode", ("processed_logprobs",), "others are not those that tokens were sampled with"),
-    (_ROLLOUT + "router_config_path", (None,), "the recipe brings its own load balancer"),
-    (_ROLLOUT + "agent.agent_loop_manager_class", (None,), "the recipe brings its own manager"),
-    (_ROLLOUT + "full_determinism", (False,), "what is interrupted depends on timing"),
-    (_ROLLOUT + "top_p", (1.0,), _WHOLE_VOCABULARY),
-    (_ROLLOUT + "top_k", (-1, 0), _WHOLE_VOCABULARY),
+    (ROLLOUT + "name", ("vllm",), "stopping an engine at once is implemented for vLLM"),
+    (ROLLOUT + "calculate_log_probs", (True,), "behaviour log-probs are the engine's own"),
+    (ROLLOUT + "logprobs_mode", ("processed_logprobs",), "others are not those that tokens were sampled with"),
+    (ROLLOUT + "router_config_path", (None,), "the recipe brings its own load balancer"),
+    (ROLLOUT + "agent.agent_loop_manager_class", (None,), "the recipe brings its own manager"),
+    (ROLLOUT + "full_determinism", (False,), "what is interrupted depends on timing"),
+    (ROLLOUT + "top_p", (1.0,), _WHOLE_VOCABULARY),
+    (ROLLOUT + "top_k", (-1, 0), _WHOLE_VOCABULARY),
     ("trainer.default_hdfs_dir", (None,),
      "verl copies the model there, but neither prompts nor buffer, and never resumes from it; set "
      "trainer.default_local_dir to a shared folder"),
-    (_ACTOR + "checkpoint.async_save", (False,),
+    (ACTOR + "checkpoint.async_save", (False,),
      "the end of a save would not be known, and so when the checkpoint before can go"),
 )
 # fmt: on
@@ -223,7 +222,7 @@ def check_verl_options(config: DictConfig) -> None:
     """
     rows = [*FIXED]
     if strategies := TRAINING_ENGINES.get(config.model_engine):
-        rows.append((_ACTOR + "strategy", strategies, f"model_engine={config.model_engine} has no other"))
+        rows.append((ACTOR + "strategy", strategies, f"model_engine={config.model_engine} has no other"))
     check_each(partial(require, config, *row) for row in rows)
     from verl.utils.device import auto_set_device
 
@@ -246,9 +245,9 @@ def _check_argument(rollout: DictConfig, key: str, value: Any) -> None:
     option = OVERRIDDEN.get(name)
     if option is not None and value != rollout.get(option):
         raise ConfigError(
-            _VLLM + key,
+            VLLM + key,
             value,
-            f"would take the place of {_ROLLOUT}{option}={rollout.get(option)}, behind every check; set that instead",
+            f"would take the place of {ROLLOUT}{option}={rollout.get(option)}, behind every check; set that instead",
         )
 
 

@@ -22,10 +22,10 @@ from ...async_dapo.check import quiet
 from ...async_dapo.config.values import ConfigError
 from ...async_dapo.record.checkpoint_folder import step_of
 from ...async_dapo.record.run_files import set_aside
-from ...async_dapo.startup.overrides import compose_overrides
 from .. import train
 from ..command_line import path
 from ..export import export
+from ..overrides import compose_overrides
 from ..quickstart.activation import cpu_environment, run_environment
 from ..quickstart.overrides import quoted
 from ..quickstart.supervision import RayFolder, TrainingProcess, exit_on_signals

@@ -11,8 +11,8 @@ from ...async_dapo.config.options import CONFIG_FOLDER, CONFIG_NAME
 from ...async_dapo.main_async_dapo import explained
 from ...async_dapo.runtime.garbage import collect_cycles_rarely
 from ...async_dapo.runtime.verl_version import check_versions
-from ...async_dapo.startup.overrides import before_overrides
 from ...async_dapo.startup.preflight import check_all
+from ..overrides import before_overrides
 from .emulation import check_rehearsable, emulate, use_stand_in
 from .options import CONFIG, WITH_REHEARSAL, RehearsalOptions
 

@@ -23,7 +23,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 from ...core.outcome import Cause, TrajectoryFailed
 from ...core.trajectory import Suspension, Trajectory
 from ...recording import TrajectoryInterrupted, TrajectoryRecorder, current_recorder
-from ...rollout.agent_loops import Loops, run_loop
+from ...rollout.agent_loops import Loops, has_state, run_loop
 from ...runtime.aio import run_to_completion
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,6 @@ END_TIMEOUT_S = 60.0  # for a loop to clean up
 def is_replayable(agent_loop: AgentLoopBase) -> bool:
     """Whether it can be brought to where it was interrupted, by its record."""
     return getattr(agent_loop, "replayable", True)
-
-
-def _has_state(agent_loop: AgentLoopBase) -> bool:
-    """Whether it says that it has more to keep than its record."""
-    return getattr(agent_loop, "keeps_state", False) or not is_replayable(agent_loop)
 
 
 class KeptLoop:
@@ -152,7 +147,7 @@ class KeptLoops(Loops):
             recorder.trajectory.is_replayable = is_replayable(agent_loop)
             recorder.is_side_by_side = getattr(agent_loop, "side_by_side", False)
             outputs = run_loop(agent_loop, sampling_params, **sample)
-            if not self._most or not _has_state(agent_loop):
+            if not self._most or not has_state(agent_loop):
                 return await outputs
             is_bounded = not getattr(agent_loop, "always_kept", False)
             recorder.kept_loop = KeptLoop(recorder, outputs, is_bounded=is_bounded)

@@ -16,8 +16,8 @@ from ...core.users_errors import shortened, shown_name, user_frames
 from ...record.plain_values import AGENT_LOOP, to_plain
 from ...runtime.aio import LimitReached, within
 from ...runtime.containment import value_of
-from ...startup.agent_loops import load_tools
 from ...startup.preflight import NOT_TRIED, Check, Seen
+from ...startup.users_code import load_tools
 from .tools import on_thread
 
 OPTION = "async_dapo.calls.check"
@@ -54,7 +54,7 @@ def try_calls(
     from verl.tools.function_tool import FunctionTool
 
     try:
-        by_name = {tool.name: tool for tool in load_tools(config.actor_rollout_ref.rollout.multi_turn)}
+        by_name = {tool.name: tool for tool in load_tools(config)}
     except ConfigError:
         if "checks" in declared():  # whose check of agent loops and tools says what is wrong with their files
             return f"{NOT_TRIED}the tools cannot be loaded"

@@ -8,11 +8,13 @@ from omegaconf import DictConfig
 
 from ...config.options import AsyncDAPOConfig
 from ...config.values import ConfigError
+from ...startup.checkpoint_to_resume import check_resume
 from ...startup.preflight import WARNING, Check, Seen, behind, in_turn
+from .checkpoint import CHECKS
 from .data import Prompts, check_data
 from .environment import check_environment
 from .folders import check_folders
-from .loops_and_tools import check_names, check_tools
+from .loops_and_tools import check_loops_and_tools
 from .model import check_model
 from .reward import check_reward
 from .weights import check_weights
@@ -24,11 +26,6 @@ def all_checks(core: dict[str, Check], config: DictConfig, options: AsyncDAPOCon
         core: its checks, by their names.
         seen: the check of the data puts its rows there.
     """
-
-    def loops_and_tools() -> str:
-        check_names(config)
-        note, tools = core["agent loop and tools"]() or "", check_tools(config)
-        return note if note.startswith(WARNING) or not tools else f"{note}; tools {', '.join(tools)}"
 
     def data() -> str:
         rows: dict[str, dict[str, Any]] = {}
@@ -46,16 +43,13 @@ def all_checks(core: dict[str, Check], config: DictConfig, options: AsyncDAPOCon
         return WARNING + odd if odd else function
 
     own = (lambda: check_model(config, seen.model()), _warned(lambda: check_weights(config, seen.model())))
-    checks = core | {
-        "agent loop and tools": loops_and_tools,
-        "model": in_turn(*own),
-    }
+    checks = core | {"checkpoint": partial(check_resume, config, *CHECKS), "model": in_turn(*own)}
     further: dict[str, dict[str, Check]] = {
         "vLLM's arguments": {
             "environment": _warned(partial(check_environment, config)),
             "output folders": partial(check_folders, config),
         },
-        "agent loop and tools": {"data": data},
+        "checkpoint": {"agent loop and tools": partial(check_loops_and_tools, config), "data": data},
         "model": {"reward function": reward},
     }
     return behind(checks, further)

@@ -18,10 +18,9 @@ from omegaconf import DictConfig
 
 from ...config.options import AsyncDAPOConfig
 from ...config.values import ConfigError, check_each, copied, refused
-from ...core.trajectory import SOURCE
+from ...core.trajectory import AGENT_COLUMN, SOURCE
 from ...runtime.containment import contained, first_line
-from ...startup.agent_loops import AGENT_COLUMN, PLAIN_LOOP
-from .loops_and_tools import TOOL_LOOP, check_name, may_score_itself, tool_schemas
+from .loops_and_tools import PLAIN_LOOP, TOOL_LOOP, check_name, loop_class, may_score_itself, tool_schemas
 
 SAMPLE_ROWS = 512  # of an option's files together; where they have no more, all of them
 _LONGEST = 16  # prompts, by their bytes, that are looked at, too
@@ -337,7 +336,8 @@ def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts
         raise refused(config, sample.blamed, f"has a row with {AGENT_COLUMN}={loop}: {_shown(row)}; {remedy}")
     check_name(config, f"{sample.blamed}, column {AGENT_COLUMN}", loop)
     used = row.get(AGENT_COLUMN, prompts.default_loop)
-    codec().check_row(config, sample.blamed, row, model=prompts.model, loop=used)
+    cls = partial(loop_class, config, used)
+    codec().check_row(config, sample.blamed, row, model=prompts.model, loop=used, loop_class=cls)
     if used == TOOL_LOOP and (gaps := _tool_gaps(row)):
         what = f"has null for {', '.join(gaps)} in {EXTRA}.{TOOLS_KWARGS}: {_shown(row)}"
         remedy = "give each row a value for each tool, as Parquet makes null of what one leaves out"

@@ -13,13 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors import safe_open
 
 from ...config.values import Rule, check_each, check_rules, refused
+from ...config.verl_keys import MODEL, ROLLOUT
 from ...startup.model import RUN_ON, layers_of
 
-_MODEL, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
 _TIED = ("lm_head.weight", "embed_tokens.weight")
 _ROWS = 64  # of either, to compare them by
-_ATTENTION = _MODEL + "override_config.attn_implementation"
-_PACKS = _MODEL + "use_remove_padding"
+_ATTENTION = MODEL + "override_config.attn_implementation"
+_PACKS = MODEL + "use_remove_padding"
 _SPLITS = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 _QWEN3_5 = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
 
@@ -119,7 +119,7 @@ def _check_output_layer(config: DictConfig, model: Any) -> None:
     if len(rows) == len(_TIED) and not torch.equal(*rows.values()):
         raise refused(
             config,
-            _MODEL + "path",
+            MODEL + "path",
             "its config.json has tie_word_embeddings=true, and its checkpoint an output layer of its own, which "
             "engines would leave out; set it to false",
         )
@@ -135,7 +135,7 @@ def _check_adapters(config: DictConfig, model: Any) -> None:
         return
     raise refused(
         config,
-        _MODEL + "exclude_modules",
+        MODEL + "exclude_modules",
         f"adapters of {model.hf_config.model_type}'s vision tower would be trained, and never reach engines; set a "
         "regular expression of its names, such as '.*visual.*'",
     )
@@ -150,18 +150,18 @@ def _check_context(config: DictConfig, model: Any) -> None:
     try:
         context_tok = get_max_position_embeddings(model.hf_config)
     except ValueError as error:
-        raise refused(config, _MODEL + "path", f"verl says: {error}; take another model") from error
+        raise refused(config, MODEL + "path", f"verl says: {error}; take another model") from error
     if longest_tok > context_tok:
         raise refused(
             config,
             "data.max_response_length",
             f"data.max_prompt_length + data.max_response_length = {longest_tok}, and the model has {context_tok} "
-            f"positions; lower one of them, and {_ROLLOUT}max_model_len if it is set, or take another model",
+            f"positions; lower one of them, and {ROLLOUT}max_model_len if it is set, or take another model",
         )
     if not longest_tok <= (rollout.max_model_len or context_tok) <= context_tok:
         raise refused(
             config,
-            _ROLLOUT + "max_model_len",
+            ROLLOUT + "max_model_len",
             f"must be null, or in {longest_tok}..{context_tok}: data.max_prompt_length + data.max_response_length = "
             f"{longest_tok}, and the model has {context_tok} positions; set it to null",
         )

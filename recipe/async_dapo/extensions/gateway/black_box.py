@@ -20,6 +20,7 @@ from .reading import ReplyReader, parser_of
 from .result import METRIC, scored
 from .server import Gateway
 from .session import Session
+from .start_up import check_agent, check_trainable
 from .template import Template
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class BlackBoxAgent(AgentLoopBase):
         self.replayable = self._options.replayable
         parser = self._options.parser or parser_of(parts.get("hf_model_type")) or self.rollout_config.multi_turn.format
         self._reader = ReplyReader(self.tokenizer, parser=parser)
+        check_trainable(self.config)  # a copy may lack what asks `check_entry` at start-up
 
     @classmethod
     def scores_itself(cls, options: dict[str, Any]) -> bool:
@@ -54,9 +56,7 @@ class BlackBoxAgent(AgentLoopBase):
 
     @classmethod
     def check_entry(cls, options: dict[str, Any], config: DictConfig) -> list[str]:
-        """At start-up: see `start_up.py`."""
-        from .start_up import check_agent  # workers have no use for it
-
+        """At start-up, where the copy has `extensions/checks`: see `start_up.py`."""
         return check_agent(options, config)
 
     async def run(self, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:

@@ -6,7 +6,7 @@ import resource
 import shutil
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
@@ -41,8 +41,7 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
         _check_command(options.command[0])
     if options.parser is not None:
         check_choice(f"{FILE}, parser", options.parser, known_parsers())
-    check_routes(config)
-    check_estimator(config)
+    check_trainable(config)
     _check_open_files(config)
     model = load_by_verl(config)
     model_type = getattr(model.hf_config, "model_type", None)
@@ -75,16 +74,19 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
     return warnings
 
 
-def check_routes(config: DictConfig) -> None:
-    """Routes of several chains, each with its own beginning, were never trained on."""
-    if config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
-        key, what = "actor_rollout_ref.rollout.enable_rollout_routing_replay", "was never tried with agent programs"
-        raise ConfigError(key, True, f"{what}; set it to False, or write the agent as a loop")
+def check_trainable(config: DictConfig) -> None:
+    """Routes of several chains, each with its own beginning, were never trained on, and a trajectory whose agent has
+    several chains must not count several times in its group's mean.
 
-
-def check_estimator(config: DictConfig) -> None:
-    """A trajectory whose agent has several chains must not count several times in its group's mean."""
-    if (estimator := config.algorithm.adv_estimator) in _VERLS_ESTIMATORS - _RIGHT_ESTIMATORS:
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    key = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
+    if OmegaConf.select(config, key):
+        remedy = "was never tried with agent programs; set it to False, or write the agent as a loop"
+        raise ConfigError(key, True, remedy)
+    estimator = OmegaConf.select(config, "algorithm.adv_estimator")
+    if estimator in _VERLS_ESTIMATORS - _RIGHT_ESTIMATORS:
         what = "counts each row of a trajectory in its group, and each of an agent's chains is one"
         remedy = "set grpo, which counts a trajectory once"
         if "rloo" in str(estimator):

@@ -5,11 +5,13 @@ from functools import partial
 from omegaconf import DictConfig
 
 from ...config.options import AsyncDAPOConfig
+from ...config.values import check_each, check_rules
 from ...startup.facts import Run
 from ...startup.preflight import Check, Seen, behind, in_turn
 from .choices import check_values
 from .ignored import check_ignored
 from .installed import check_argument_names, check_by_verl
+from .rows import ROWS
 
 
 def all_checks(core: dict[str, Check], config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict[str, Check]:
@@ -17,9 +19,14 @@ def all_checks(core: dict[str, Check], config: DictConfig, options: AsyncDAPOCon
     Args:
         core: its checks, by their names.
     """
+
+    def together() -> None:
+        run = Run.of(config, options)
+        check_each([partial(check_values, run), partial(check_rules, ROWS, run, run.config)])
+
     checks = core | {
         "verl's options": in_turn(core["verl's options"], partial(check_ignored, config)),
-        "options together": in_turn(lambda: check_values(Run.of(config, options)), core["options together"]),
+        "options together": in_turn(together, core["options together"]),
         "vLLM's arguments": in_turn(core["vLLM's arguments"], partial(check_argument_names, config)),
     }
     return behind(checks, {"vLLM's arguments": {"verl's own checks": partial(check_by_verl, config)}})

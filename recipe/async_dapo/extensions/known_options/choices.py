@@ -30,17 +30,16 @@ from verl.utils.tracking import Tracking
 from verl.workers.config.optimizer import build_optimizer
 
 from ...config.values import ConfigError, check_choice, check_each, refused
+from ...config.verl_keys import ACTOR, CORRECTION, MODEL, REF, ROLLOUT, VLLM
 from ...startup.facts import Run
 from ...startup.rules import LOSS_MODE
 from ...startup.verl_options import OVERRIDDEN, listed, verls_file, verls_reward_managers
 
-_ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
-_MODEL, _CORRECTION = "actor_rollout_ref.model.", "algorithm.rollout_correction."
-_FUSED = _MODEL + "fused_kernel_options.impl_backend"
+_FUSED = MODEL + "fused_kernel_options.impl_backend"
 _STORAGE, _SIMPLE = "transfer_queue.backend.storage_backend", "SimpleStorage"
-_SHARDED = {"actor": _ACTOR + "fsdp_config.", "ref": _REF + "fsdp_config.", "critic": "critic.fsdp."}
-_OPTIMIZERS = {"actor": _ACTOR + "optim", "critic": "critic.optim"}
-_PARTS = {"actor": _ACTOR + "checkpoint.", "critic": "critic.checkpoint."}
+_SHARDED = {"actor": ACTOR + "fsdp_config.", "ref": REF + "fsdp_config.", "critic": "critic.fsdp."}
+_OPTIMIZERS = {"actor": ACTOR + "optim", "critic": "critic.optim"}
+_PARTS = {"actor": ACTOR + "checkpoint.", "critic": "critic.checkpoint."}
 
 # They need a field that the V1 trainer never computes, and fail after the first rollout.
 UNSUPPORTED_ESTIMATORS = ("remax", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
@@ -132,7 +131,7 @@ def vllm_choices() -> dict[str, _Texts]:
     return {argument: _Texts(kinds[kind], bool(is_open)) for argument, is_open, kind in found if kinds.get(kind)}
 
 
-def _of(key: str, unless: str = _MODEL + "external_lib") -> Callable[[Run], list[Any]]:
+def _of(key: str, unless: str = MODEL + "external_lib") -> Callable[[Run], list[Any]]:
     """The value, unless a library of the user's may add to what verl knows."""
     return lambda it: [it.get(key)] if it.get(unless) is None else []
 
@@ -164,12 +163,12 @@ CHOICES: tuple[tuple[str, Callable[[Run], list[Any]], Callable[[], Iterable[str]
     ("algorithm.adv_estimator", _of("algorithm.adv_estimator"),
      lambda: ADV_ESTIMATOR_REGISTRY.keys() - UNSUPPORTED_ESTIMATORS),
     (LOSS_MODE, _of(LOSS_MODE), lambda: POLICY_LOSS_REGISTRY),
-    (_ACTOR + "kl_loss_type", lambda it: [it.actor.kl_loss_type] if it.actor.use_kl_loss else [], lambda: KL_LOSSES),
+    (ACTOR + "kl_loss_type", lambda it: [it.actor.kl_loss_type] if it.actor.use_kl_loss else [], lambda: KL_LOSSES),
     ("algorithm.kl_penalty", lambda it: [it.algorithm.kl_penalty] if it.algorithm.use_kl_in_reward else [],
      lambda: KL_LOSSES),
-    (_CORRECTION + "loss_type", lambda it: [it.correction.loss_type], lambda: ("ppo_clip", "reinforce")),
-    (_CORRECTION + "rollout_is", lambda it: [it.correction.rollout_is or "token"], lambda: ("token", "sequence")),
-    (_CORRECTION + "rollout_rs", masks, lambda: corrections.SUPPORTED_ROLLOUT_RS_OPTIONS),
+    (CORRECTION + "loss_type", lambda it: [it.correction.loss_type], lambda: ("ppo_clip", "reinforce")),
+    (CORRECTION + "rollout_is", lambda it: [it.correction.rollout_is or "token"], lambda: ("token", "sequence")),
+    (CORRECTION + "rollout_rs", masks, lambda: corrections.SUPPORTED_ROLLOUT_RS_OPTIONS),
     ("reward.reward_manager.source", lambda it: [it.reward.reward_manager.source], lambda: ("register", "importlib")),
     *((_PARTS[model] + contents, _given(_PARTS[model] + contents, _keeps(model, contents)), saved_parts)
       for model in _PARTS for contents in ("save_contents", "load_contents")),
@@ -181,17 +180,17 @@ CHOICES: tuple[tuple[str, Callable[[Run], list[Any]], Callable[[], Iterable[str]
       for node in _SHARDED.values()),
     ("global_profiler.tool", _given("global_profiler.tool"), profilers),
     *((f"{role}profiler.tool", _given(f"{role}profiler.tool", _profiles(role)), profilers)
-      for role in (_ACTOR, _REF, _ROLLOUT, "critic.")),
-    (_ROLLOUT + "quantization", _given(_ROLLOUT + "quantization"), quantizations),
+      for role in (ACTOR, REF, ROLLOUT, "critic.")),
+    (ROLLOUT + "quantization", _given(ROLLOUT + "quantization"), quantizations),
     (_FUSED, _given(_FUSED, lambda it: it.model.use_fused_kernels), fused_kernels),
     (_STORAGE, _given(_STORAGE, lambda it: it.get(_STORAGE) != _SIMPLE), storage_backends),
 )
 # (option, verl's reading of it, what to set)
 TRIED: tuple[tuple[str, Callable[[Run, Any], Any], str], ...] = (
-    (_CORRECTION + "rollout_is_threshold",
+    (CORRECTION + "rollout_is_threshold",
      lambda it, value: value is None or corrections._parse_rollout_is_threshold(value),
      "a number > 0, or lower_upper, such as 0.5_2.0"),
-    (_CORRECTION + "rollout_rs_threshold",
+    (CORRECTION + "rollout_rs_threshold",
      lambda it, value: not masks(it) or corrections._parse_rollout_rs_thresholds(masks(it), value),
      "a number > 0 for each mask of rollout_rs, or lower_upper for those that end with k1, such as 0.99_1.01"),
     ("algorithm.kl_ctrl", lambda it, value: it.algorithm.use_kl_in_reward and get_kl_controller(value),
@@ -203,7 +202,7 @@ TRIED: tuple[tuple[str, Callable[[Run, Any], Any], str], ...] = (
      lambda it, value: it.reward.reward_manager.source != "register" or _find_manager(value),
      "one of verl's, such as dapo, or name the class, with reward.reward_manager.source=importlib and its file as "
      "reward.reward_manager.module.path: no file with a reward function is loaded where verl looks a manager up"),
-    (_REF.removesuffix("."), lambda it, value: it.builds["ref"] and _reference(value), "what it is to be"),
+    (REF.removesuffix("."), lambda it, value: it.builds["ref"] and _reference(value), "what it is to be"),
 )
 # fmt: on
 
@@ -246,7 +245,7 @@ def _of_vllm(run: Run) -> Iterator[tuple[str, str, list[str]]]:
     """Option, value and choices of each argument that verl's options or users set to what vLLM does not take."""
     for argument, texts in vllm_choices().items():
         option = OVERRIDDEN.get(argument)
-        key = f"{_ROLLOUT}{option}" if option else f"{_ROLLOUT}engine_kwargs.vllm.{argument}"
+        key = f"{ROLLOUT}{option}" if option else f"{VLLM}{argument}"
         value = run.get(key)
         # `FIXED` has the one logprobs_mode that is right
         if isinstance(value, str) and argument != "logprobs_mode" and texts.is_wrong(value):

@@ -1,6 +1,5 @@
 """Options that verl, torch and vLLM know, in places that are known before anything runs."""
 
 from ...config.extensions import Declared
-from .rows import ROWS
 
-DECLARED = Declared(rules=ROWS, option_tree="tree.KnownOptions", checks="all_checks.all_checks")
+DECLARED = Declared(option_tree="tree.KnownOptions", checks="all_checks.all_checks")

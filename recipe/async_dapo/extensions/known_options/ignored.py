@@ -10,12 +10,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ...config.values import ConfigError, check_each
+from ...config.verl_keys import ACTOR, MODEL, REF, ROLLOUT
 from ...startup.verl_options import require
 from .keys import UnreadKey, changed
 from .old_keys import successor
-
-_ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
-_MODEL = "actor_rollout_ref.model."
 
 # (key, accepted values, what to set instead): read by nothing on the way from this recipe through the V1 trainer.
 IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
@@ -34,21 +32,21 @@ IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("trainer.v1.sampler.sync_refill_failed_groups", (False,), "use async_dapo.reward.on_error"),
     ("trainer.v1.sampler.sampler_kwargs", (None, {}), "the recipe brings its own sampler"),
     ("actor_rollout_ref.nccl_timeout", (600,), "torch's default holds"),
-    (_ACTOR + "use_rollout_log_probs", (False, None), "use async_dapo.importance_sampling=bypass"),
-    (_ACTOR + "grad_clip", (1.0, None), "use actor_rollout_ref.actor.optim.clip_grad"),
-    (_ACTOR + "use_prefix_grouper", (False,), "disable it"),
-    (_ACTOR + "calculate_sum_pi_squared", (False,), "disable it"),
-    (_ACTOR + "freeze_vision_tower", (False,), "disable it"),
-    (_ACTOR + "policy_loss.rollout_correction", (None,), "use algorithm.rollout_correction"),
+    (ACTOR + "use_rollout_log_probs", (False, None), "use async_dapo.importance_sampling=bypass"),
+    (ACTOR + "grad_clip", (1.0, None), "use actor_rollout_ref.actor.optim.clip_grad"),
+    (ACTOR + "use_prefix_grouper", (False,), "disable it"),
+    (ACTOR + "calculate_sum_pi_squared", (False,), "disable it"),
+    (ACTOR + "freeze_vision_tower", (False,), "disable it"),
+    (ACTOR + "policy_loss.rollout_correction", (None,), "use algorithm.rollout_correction"),
     ("critic.ppo_max_token_len_per_gpu", (32768,), "use critic.ppo_infer_max_token_len_per_gpu"),
     ("critic.ulysses_sequence_parallel_size", (1, None), "use critic.fsdp.ulysses_sequence_parallel_size"),
-    (_ROLLOUT + "over_sample_rate", (0,), "use async_dapo.over_sampling_batch_size"),
-    (_ROLLOUT + "do_sample", (True,), "training needs answers that vary; validation has val_kwargs.do_sample"),
-    (_ROLLOUT + "repetition_penalty", (1.0, None), "it is always 1"),
-    (_ROLLOUT + "multi_stage_wake_up", (False,), "weights always wake up before the KV cache"),
-    (_ROLLOUT + "agent.custom_async_server.path", (None,), "the recipe brings its own server"),
-    (_ROLLOUT + "checkpoint_engine.backend", ("naive",), "the recipe brings the weights to the engines itself"),
-    (_ROLLOUT + "checkpoint_manager_class", (None,), "leave it out"),
+    (ROLLOUT + "over_sample_rate", (0,), "use async_dapo.over_sampling_batch_size"),
+    (ROLLOUT + "do_sample", (True,), "training needs answers that vary; validation has val_kwargs.do_sample"),
+    (ROLLOUT + "repetition_penalty", (1.0, None), "it is always 1"),
+    (ROLLOUT + "multi_stage_wake_up", (False,), "weights always wake up before the KV cache"),
+    (ROLLOUT + "agent.custom_async_server.path", (None,), "the recipe brings its own server"),
+    (ROLLOUT + "checkpoint_engine.backend", ("naive",), "the recipe brings the weights to the engines itself"),
+    (ROLLOUT + "checkpoint_manager_class", (None,), "leave it out"),
 )
 
 # (option, or node of options, what to do instead): read by nothing either, so that they must be what verl's yaml has.
@@ -66,36 +64,36 @@ UNREAD: tuple[tuple[str, str], ...] = (
     ("data.return_raw_input_ids", "agent loops get the messages of a prompt; leave it out"),
     ("data.return_raw_chat", "agent loops get the messages of a prompt; leave it out"),
     ("data.return_full_prompt", "agent loops get the messages of a prompt; leave it out"),
-    (_ROLLOUT + "disaggregation", "prefill servers cannot be stopped early; leave it out"),
-    (_ROLLOUT + "engine_kwargs.sglang", f"engines are vLLM's; set {_ROLLOUT}engine_kwargs.vllm"),
-    (_ROLLOUT + "engine_kwargs.trtllm", f"engines are vLLM's; set {_ROLLOUT}engine_kwargs.vllm"),
-    (_ROLLOUT + "skip_tokenizer_init", "engines always have a tokenizer; leave it out"),
-    (_ROLLOUT + "trace", "the V1 trainer does not trace rollouts; leave it out"),
-    (_ROLLOUT + "multi_turn.num_repeat_rollouts", f"set {_ROLLOUT}n"),
-    (_ROLLOUT + "multi_turn.use_inference_chat_template", "set actor_rollout_ref.model.custom_chat_template"),
-    (_ROLLOUT + "multi_turn.tokenization_sanity_check_mode", "turns are never tokenized again; leave it out"),
+    (ROLLOUT + "disaggregation", "prefill servers cannot be stopped early; leave it out"),
+    (ROLLOUT + "engine_kwargs.sglang", f"engines are vLLM's; set {ROLLOUT}engine_kwargs.vllm"),
+    (ROLLOUT + "engine_kwargs.trtllm", f"engines are vLLM's; set {ROLLOUT}engine_kwargs.vllm"),
+    (ROLLOUT + "skip_tokenizer_init", "engines always have a tokenizer; leave it out"),
+    (ROLLOUT + "trace", "the V1 trainer does not trace rollouts; leave it out"),
+    (ROLLOUT + "multi_turn.num_repeat_rollouts", f"set {ROLLOUT}n"),
+    (ROLLOUT + "multi_turn.use_inference_chat_template", "set actor_rollout_ref.model.custom_chat_template"),
+    (ROLLOUT + "multi_turn.tokenization_sanity_check_mode", "turns are never tokenized again; leave it out"),
     *(
-        (f"{_MODEL}mtp.speculative_{name}", f"vLLM drafts by {_MODEL}mtp.method and {_MODEL}mtp.num_speculative_tokens")
+        (f"{MODEL}mtp.speculative_{name}", f"vLLM drafts by {MODEL}mtp.method and {MODEL}mtp.num_speculative_tokens")
         for name in ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
     ),
     *(
         (f"{model}optim.total_training_steps", "it follows trainer.total_training_steps; leave it out")
-        for model in (_ACTOR, "critic.")
+        for model in (ACTOR, "critic.")
     ),
-    *((f"{model}rollout_n", f"set {_ROLLOUT}n") for model in (_ACTOR, _REF, "critic.")),
+    *((f"{model}rollout_n", f"set {ROLLOUT}n") for model in (ACTOR, REF, "critic.")),
     *(
         (f"{model}megatron.{name}", "leave it out")
-        for model in (_ACTOR, _REF, "critic.")
+        for model in (ACTOR, REF, "critic.")
         for name in ("dist_checkpointing_prefix", "router_replay.record_file", "router_replay.replay_file")
     ),
 )
 
 # (key, the option that is read in its place)
 SHADOWED: tuple[tuple[str, str], ...] = (
-    (_ACTOR + "use_remove_padding", "actor_rollout_ref.model.use_remove_padding"),
-    (_ACTOR + "use_fused_kernels", "actor_rollout_ref.model.use_fused_kernels"),
-    (_ACTOR + "use_torch_compile", _ACTOR + "fsdp_config.use_torch_compile"),
-    (_ROLLOUT + "log_prob_use_dynamic_bsz", _ACTOR + "use_dynamic_bsz"),
+    (ACTOR + "use_remove_padding", "actor_rollout_ref.model.use_remove_padding"),
+    (ACTOR + "use_fused_kernels", "actor_rollout_ref.model.use_fused_kernels"),
+    (ACTOR + "use_torch_compile", ACTOR + "fsdp_config.use_torch_compile"),
+    (ROLLOUT + "log_prob_use_dynamic_bsz", ACTOR + "use_dynamic_bsz"),
 )
 
 

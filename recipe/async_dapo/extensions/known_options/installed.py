@@ -17,9 +17,8 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, open_dict
 
 from ...config.values import ConfigError, check_each, copied, did_you_mean
+from ...config.verl_keys import VLLM
 from ...startup.verl_options import OVERRIDDEN, TRAINING_ENGINES
-
-_VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm."
 
 
 def check_by_verl(config: DictConfig) -> None:
@@ -97,7 +96,7 @@ def _check_name(key: str, value: Any) -> None:
     name, known = key.replace("-", "_"), vllm_arguments()
     if known and name not in known and name not in OVERRIDDEN:
         hint = did_you_mean(name, known) or "; see `vllm serve --help`"
-        raise ConfigError(_VLLM + key, value, f"vLLM has no such argument{hint}")
+        raise ConfigError(VLLM + key, value, f"vLLM has no such argument{hint}")
 
 
 @cache

@@ -10,8 +10,7 @@ from omegaconf import DictConfig
 
 from ...config.values import ConfigError
 from ...startup import overrides
-from ...startup.option_tree import plain
-from ...startup.overrides import CommandLine
+from ...startup.overrides import CommandLine, plain
 from . import keys
 
 

@@ -8,13 +8,11 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ...config.values import ConfigError, check_each, typed
-from ...startup.option_tree import OptionTree
-from ...startup.overrides import CommandLine
+from ...config.verl_keys import VLLM
+from ...startup.overrides import CommandLine, OptionTree
 from ...startup.verl_options import TYPES
 from .keys import engine_of, options_of, unread_keys, verls_own, without
 from .refused_overrides import compose_each
-
-_VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm."
 
 
 class KnownOptions(OptionTree):
@@ -38,7 +36,7 @@ def _others(config: DictConfig) -> Iterator[tuple[str, Any, Any]]:
     and their like. What the user's code reads may be what the user likes.
     """
     own = verls_own(engine_of(config))
-    handed_on = (_VLLM, *(f"{key}." for key in own))
+    handed_on = (VLLM, *(f"{key}." for key in own))
     for key, value in options_of(config):
         if key not in own and key.startswith(handed_on):
             yield key, value, None

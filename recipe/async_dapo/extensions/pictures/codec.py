@@ -52,9 +52,13 @@ class PictureCodec(Codec):
     def check_model(self, config: DictConfig, model: Any) -> None:
         check_trains(config, model)
 
-    def check_row(self, config: DictConfig, key: str, row: dict[str, Any], *, model: Any, loop: str) -> None:
+    def check_row(
+        self, config: DictConfig, key: str, row: dict[str, Any], *, model: Any, loop: str, loop_class: Callable[[], Any]
+    ) -> None:
         messages = self.strip(row)[_MESSAGES]
-        check_prompt(config, key, messages, has_pictures=has_pictures(messages), model=model, loop=loop)
+        check_prompt(
+            config, key, messages, has_pictures=has_pictures(messages), model=model, loop=loop, loop_class=loop_class
+        )
 
 
 def has_pictures(messages: Any) -> bool:

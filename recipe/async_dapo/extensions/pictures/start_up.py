@@ -1,12 +1,13 @@
 """Which models are trained with pictures, and which prompts can be shown to them."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 from omegaconf import DictConfig
 
 from ...config.values import refused
-from ...startup.agent_loops import AGENT_COLUMN, loop_class
+from ...core.trajectory import AGENT_COLUMN
 
 # Classes whose pictures training has been tried with; all use Qwen's processors.
 MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
@@ -33,11 +34,21 @@ def check_trains(config: DictConfig, model: Any) -> None:
         raise refused(config, "actor_rollout_ref.model.path", why)
 
 
-def check_prompt(config: DictConfig, key: str, messages: Any, *, has_pictures: bool, model: Any, loop: str) -> None:
+def check_prompt(
+    config: DictConfig,
+    key: str,
+    messages: Any,
+    *,
+    has_pictures: bool,
+    model: Any,
+    loop: str,
+    loop_class: Callable[[], Any],
+) -> None:
     """
     Args:
         key: of the option to blame.
         messages: with the places of pictures alone.
+        loop_class: finds the agent loop's class; None of verl's own.
 
     Raises:
         ConfigError: if the model, or the agent loop, cannot do with these messages.
@@ -49,7 +60,7 @@ def check_prompt(config: DictConfig, key: str, messages: Any, *, has_pictures: b
         remedy = f"verl 0.9.1 cannot train {kind} on text alone; leave it out, or take a model of a newer class"
         raise refused(config, key, f"has a prompt without pictures: {messages!r:.80}: {remedy}")
     # A class that shows none says `shows_pictures = False`.
-    if has_pictures and not getattr(loop_class(config, loop), "shows_pictures", True):
+    if has_pictures and not getattr(loop_class(), "shows_pictures", True):
         remedy = f"the agent loop {loop} shows it none; leave them out, or name another loop in column {AGENT_COLUMN}"
         what = f"has a prompt with pictures, {messages[-1]['content']!r:.80}"
         raise refused(config, key, f"{what}: {remedy}")

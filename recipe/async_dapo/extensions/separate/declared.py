@@ -5,10 +5,10 @@ from functools import partial
 
 from ...config.extensions import Declared
 from ...config.values import RolloutStrategy, Rule
+from ...config.verl_keys import MODEL, ROLLOUT
 from ...core.stop_rules import StopRuleName
 
 _SEPARATE = "with async_dapo.placement=separate: "
-_MODEL, _ROLLOUT = "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
 
 # Engines go on while the trainer trains.
 # fmt: off
@@ -33,17 +33,17 @@ DECLARED = Declared(
              "data.train_batch_size={it.target_valid_groups}"),
     ),
     rules=(
-        *(Rule(_MODEL + name,
-               partial(lambda it, name: it.options.is_separate and it.get(_MODEL + name) and not it.model.lora.merge,
+        *(Rule(MODEL + name,
+               partial(lambda it, name: it.options.is_separate and it.get(MODEL + name) and not it.model.lora.merge,
                        name=name),
                _SEPARATE + "engines get whole weights; set actor_rollout_ref.model.lora.merge=True")
           for name in ("lora_rank", "lora.rank")),
-        Rule(_ROLLOUT + "nnodes", lambda it: it.options.is_separate and not it.rollout.nnodes,
+        Rule(ROLLOUT + "nnodes", lambda it: it.options.is_separate and not it.rollout.nnodes,
              _SEPARATE + "counts the nodes that engines have to themselves; set 1 or more"),
-        Rule(_ROLLOUT + "tensor_model_parallel_size",
+        Rule(ROLLOUT + "tensor_model_parallel_size",
              lambda it: it.options.is_separate and it.engine_gpus % it.gpus_per_engine,
              _SEPARATE + "engines of {it.gpus_per_engine} GPUs do not divide the {it.engine_gpus} of "
-             f"{_ROLLOUT}nnodes x {_ROLLOUT}n_gpus_per_node; set a size that does, such as 1"),
+             f"{ROLLOUT}nnodes x {ROLLOUT}n_gpus_per_node; set a size that does, such as 1"),
     ),
 )
 # fmt: on

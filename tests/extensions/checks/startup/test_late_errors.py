@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
-from recipe.async_dapo.extensions.checks.loops_and_tools import check_names, check_tools
+from recipe.async_dapo.config.extensions import PACKAGE, declared, missing
+from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.extensions.checks.loops_and_tools import check_loops_and_tools, import_loop
 from recipe.async_dapo.startup.preflight import check_all, findings
 
 from ....support.composed_runs import REWARD_FUNCTION, refusal, rows, write_lines, write_parquet
@@ -99,7 +101,39 @@ def test_a_loop_that_an_external_library_registers_is_known(run, tmp_path, monke
     )
     named = f"{ROLLOUT}agent.default_agent_loop=of_a_library"
     assert refusal(run, named).startswith(f"{named}: must be one of ")
-    check_names(run(named, "actor_rollout_ref.model.external_lib=lib_with_a_loop"))
+    config = run(named, "actor_rollout_ref.model.external_lib=lib_with_a_loop")
+    assert "of_a_library" in check_loops_and_tools(config)
+
+
+LIBRARYS_LOOP = """
+import sys
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+class Loop(AgentLoopBase):
+    async def run(self, sampling_params, **kwargs):
+        raise NotImplementedError
+
+    @staticmethod
+    def check_entry(options, config):
+        return [] if "lib_of_an_entry" in sys.modules else ["its library has not been imported"]
+"""
+
+
+@pytest.mark.skipif("agents" not in declared(), reason="a copy without it warns of any loop")
+def test_external_libraries_are_imported_before_agent_loops_check_their_entries(run, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lib_of_an_entry.py").touch()
+    (tmp_path / "loop_of_an_entry.py").write_text(LIBRARYS_LOOP)
+    (tmp_path / "loops.yaml").write_text("- name: own\n  _target_: loop_of_an_entry.Loop\n")
+    named = (f"{ROLLOUT}agent.default_agent_loop=own", f"{ROLLOUT}{LOOPS}={tmp_path}/loops.yaml")
+    assert check_loops_and_tools(run(*named, "actor_rollout_ref.model.external_lib=lib_of_an_entry")) == "own"
+
+
+def test_an_agent_loop_whose_extension_is_not_in_this_copy_is_refused_by_name() -> None:
+    target = f"{PACKAGE}.absent.black_box.BlackBoxAgent"
+    with pytest.raises(ConfigError, match="extensions/absent is not in this copy; copy that folder too"):
+        import_loop({"name": "solver", "_target_": target}, "solver")
+    assert missing("recipe.another.Loop") is None
 
 
 def test_a_function_and_a_native_tool_of_one_name_are_refused(run, tmp_path, monkeypatch):
@@ -113,7 +147,7 @@ def test_a_function_and_a_native_tool_of_one_name_are_refused(run, tmp_path, mon
         f"{function}: names tools as {multi_turn}.tool_config_path does: of_one_name; rename one of each two"
     )
     for one in (native, function):
-        assert check_tools(run(one)) == ["of_one_name"]
+        assert check_loops_and_tools(run(one)) == "single_turn_agent; tools of_one_name"
 
 
 @pytest.mark.parametrize("home", ["~", "file://HOME", "file://~"])

@@ -1,27 +1,23 @@
 """An agent's entry, and the model's chat template, before a cluster starts."""
 
+import asyncio
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.extensions.gateway import template
 from recipe.async_dapo.extensions.gateway.black_box import BlackBoxAgent
 from recipe.async_dapo.extensions.gateway.options import AgentOptions
-from recipe.async_dapo.extensions.gateway.start_up import _check_command, _check_function, check_routes
+from recipe.async_dapo.extensions.gateway.start_up import _check_command, _check_function
 from recipe.async_dapo.extensions.gateway.template import TemplateFinding, tried
-from recipe.async_dapo.startup.agent_loops import named_loops, options_of
 
 from ..support.world import TEMPLATE, TOKENIZER
 
-LOOPS = """
-- {name: own, _target_: recipe.async_dapo.extensions.gateway.black_box.BlackBoxAgent, agent: "a:b"}
-- {name: of_function, _target_: recipe.async_dapo.extensions.gateway.black_box.BlackBoxAgent, reward: function}
-"""
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "neither": ({}, "agent=None: name either agent, a function, or command"),
     "both": ({"agent": "a:b", "command": ["c"]}, "name either"),
@@ -61,13 +57,31 @@ def test_given_an_agent_that_cannot_be_started_then_start_up_says_so() -> None:
     _check_command("bash")
 
 
-def test_given_router_replay_then_it_is_refused() -> None:
-    rollout = {"enable_rollout_routing_replay": False}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
-    check_routes(config)
-    config.actor_rollout_ref.rollout.enable_rollout_routing_replay = True
-    with pytest.raises(ConfigError, match="enable_rollout_routing_replay=True: was never tried with agent programs"):
-        check_routes(config)
+ROUTES = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
+
+
+@pytest.mark.parametrize(
+    ("key", "right", "wrong", "said"),
+    [
+        (ROUTES, False, True, "was never tried with agent programs"),
+        ("algorithm.adv_estimator", "grpo", "rloo", "counts each row of a trajectory in its group"),
+    ],
+)
+def test_given_what_agents_cannot_be_trained_with_then_a_worker_refuses_it_too(key, right, wrong, said) -> None:
+    """A copy may lack the checks that ask at start-up."""
+    rollout = {"response_length": 8, "prompt_length": 8, "multi_turn": {"format": "hermes"}}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+    wraps = {"trainer_config": DictConfigWrap(config), "data_config": DictConfigWrap(config.data)}
+    others = {"server_manager": None, "processor": None, "dataset_cls": None, "hf_model_type": "qwen3"}
+
+    async def make() -> None:
+        BlackBoxAgent(tokenizer=TOKENIZER, agent="a:b", **wraps, **others)
+
+    OmegaConf.update(config, key, right)
+    asyncio.run(make())
+    OmegaConf.update(config, key, wrong)
+    with pytest.raises(ConfigError, match=f"^{key}={wrong}: {said}"):
+        asyncio.run(make())
 
 
 def finding(chat_template: str, model_type: str = "qwen3") -> TemplateFinding:
@@ -90,11 +104,9 @@ def test_given_a_template_whose_end_of_a_turn_is_not_found_then_cut_answers_are_
     assert finding(TEMPLATE).differences.keys() == {"an answer that was cut"}
 
 
-def test_given_an_agent_whose_score_is_the_functions_then_its_rows_need_what_that_is_given(tmp_path: Path) -> None:
-    (tmp_path / "agents.yaml").write_text(LOOPS)
-    loops = named_loops(str(tmp_path / "agents.yaml"))
-    scored = {name: BlackBoxAgent.scores_itself(options_of(entry)) for name, entry in loops.items()}
-    assert scored == {"own": True, "of_function": False}
+def test_given_an_agent_whose_score_is_the_functions_then_its_rows_need_what_that_is_given() -> None:
+    assert BlackBoxAgent.scores_itself({"agent": "a:b"})
+    assert not BlackBoxAgent.scores_itself({"agent": "a:b", "reward": "function"})
 
 
 def test_given_a_family_without_a_builder_of_its_own_then_the_lost_newline_is_named() -> None:

@@ -19,7 +19,10 @@ LOOPS = """
 """
 
 # transformers' processors, with numpy 2.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+    needs_checks,
+]
 
 
 @pytest.fixture
@@ -28,7 +31,6 @@ def named(tmp_path) -> tuple[str, ...]:
     return f"{AGENT}.default_agent_loop=program", f"{AGENT}.agent_loop_config_path={tmp_path}/loops.yaml"
 
 
-@needs_checks
 @pytest.mark.skipif("pictures" not in declared(), reason="this copy serves none")
 def test_given_prompts_with_pictures_then_the_loop_and_the_remedy_are_named(run, named, tmp_path) -> None:
     assets = TinyModel(make=qwen2_5_vl, has_pictures=True).write(tmp_path / "assets")

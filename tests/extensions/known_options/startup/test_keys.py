@@ -12,8 +12,9 @@ from omegaconf import DictConfig
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.extensions.known_options import keys
 from recipe.async_dapo.startup import overrides
-from recipe.async_dapo.startup.overrides import CommandLine, compose_overrides, compose_what_is_right
+from recipe.async_dapo.startup.overrides import CommandLine, compose_what_is_right
 from recipe.async_dapo.startup.preflight import findings
+from recipe.async_dapo_lab.overrides import compose_overrides
 
 from ....support.composed_runs import compose_run, of_options
 from ..support.misspelt_sets import misspelt_set

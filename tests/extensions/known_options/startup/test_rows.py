@@ -8,6 +8,9 @@ from ....support.composed_runs import of_options
 from ....support.refusals import AFTER_RULES, assert_refused, in_full
 
 EXAMPLES = """
+trainer.val_only=True trainer.val_before_train=False -> trainer.val_before_train=True
+rollout.val_kwargs.do_sample=True -> rollout.val_kwargs.do_sample=False
+rollout.val_kwargs.temperature=1 -> rollout.val_kwargs.do_sample=True
 rollout.val_kwargs.n=4 -> rollout.val_kwargs.n=1
 gae trainer.max_critic_ckpt_to_keep=1 -> trainer.max_actor_ckpt_to_keep=1
 ranks actor.ulysses_sequence_parallel_size=3 -> actor.ulysses_sequence_parallel_size=4
@@ -25,8 +28,14 @@ model.use_liger=True -liger_kernel -> model.use_liger=False
 actor.ppo_micro_batch_size_per_gpu=5 -> actor.ppo_micro_batch_size_per_gpu=4
 rollout.log_prob_micro_batch_size_per_gpu=5 -> rollout.log_prob_micro_batch_size_per_gpu=4
 ref ref.log_prob_micro_batch_size_per_gpu=5 -> ref.log_prob_micro_batch_size_per_gpu=4
+dynamic actor.ppo_max_token_len_per_gpu=63 -> actor.ppo_max_token_len_per_gpu=64
+dynamic rollout.log_prob_max_token_len_per_gpu=63 -> rollout.log_prob_max_token_len_per_gpu=64
+ref ref.log_prob_use_dynamic_bsz=True ref.log_prob_max_token_len_per_gpu=63 -> ref.log_prob_max_token_len_per_gpu=64
+gae data.max_response_length=32737 -> ++critic.ppo_infer_max_token_len_per_gpu=32769
 megatron actor.ppo_micro_batch_size_per_gpu=null -> actor.ppo_micro_batch_size_per_gpu=4
 rollout.tensor_model_parallel_size=2 -> trainer.n_gpus_per_node=2
+vllm.worker_extension_cls=mine.Extension -> vllm.worker_extension_cls=null
+vllm.enable_expert_parallel=True -> vllm.enable_expert_parallel=False
 rollout.moe_load_balance_metrics_interval=1 -> rollout.enable_rollout_routing_replay=True
 megatron bypass actor.megatron.router_replay.mode=R2 -> decoupled
 model_engine=veomni bypass actor.veomni.router_replay.mode=R2 -> decoupled
