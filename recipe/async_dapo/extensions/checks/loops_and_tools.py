@@ -149,38 +149,39 @@ def _check_classes(config: DictConfig, used: dict[str, str]) -> list[str]:
     """
     named, warnings = _named_loops(config), list[str]()
     for name, key in used.items():
-        if (entry := named.get(name)) is not None:
-            found, key = import_loop(entry, name), f"{_LOOP_FILE}, `_target_` of {name}"
-            warnings += _without_agents(found, name, key)
-            if check_entry := getattr(found, "check_entry", None):
-                warnings += [f"{name}: {warning}" for warning in check_entry(_options_of(entry), config)]
-        elif name != PLAIN_LOOP and (registered := _of_a_library(name)) is not None:
-            warnings += _without_agents(registered, name, key)
+        entry = named.get(name)
+        found = _of_a_library(name) if entry is None else import_loop(entry, name)
+        if found is not None and AGENTS not in declared():
+            blamed = key if entry is None else f"{_LOOP_FILE}, `_target_` of {name}"
+            warnings.append(_check_without_agents(found, name, blamed))
+        if entry is not None and (check_entry := getattr(found, "check_entry", None)):
+            warnings += [f"{name}: {warning}" for warning in check_entry(_options_of(entry), config)]
     return warnings
 
 
 def _of_a_library(name: str) -> Any:
     """The class that a module of `external_lib` has registered as an agent loop; None of verl's own."""
+    if name == PLAIN_LOOP:
+        return None
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
     target = str(_agent_loop_registry.get(name, {}).get("_target_", "verl."))
     return None if target.startswith("verl.") else hydra.utils.get_object(target)
 
 
-def _without_agents(found: Any, name: str, key: str) -> Iterable[str]:
-    """Warnings of what a copy without `extensions/agents` does with a loop of the user's.
+def _check_without_agents(found: Any, name: str, key: str) -> str:
+    """
+    Returns:
+        A warning.
 
     Raises:
         ConfigError: naming `key`, if the loop keeps a state.
     """
-    if AGENTS in declared():
-        return ()
     from ...rollout.agent_loops import STATE_IS_LOST, has_state
 
     if has_state(found):
         raise ConfigError(key, found.__qualname__, STATE_IS_LOST)
-    return (f"{name}: a call that it records is made again where the loop runs again, as extensions/{AGENTS} is not "
-            "there",)  # fmt: skip
+    return f"{name}: a call that it records is made again where the loop runs again, as extensions/agents is not there"
 
 
 def _check_tools(config: DictConfig, used: Iterable[str]) -> list[str]:
