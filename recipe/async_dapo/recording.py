@@ -120,8 +120,14 @@ class TrajectoryRecorder:
         return turns[number]
 
     def count(self, counts: Mapping[str, float]) -> None:
-        """What extensions count, by metrics that they declare: of a step they are summed."""
-        self.counts += RoundCounts(of_extensions=dict(counts))
+        """What extensions count, by metrics that they declare; it is summed over a step. When the trajectory's round is
+        over, as while a score goes on, it is in the worker's next report.
+        """
+        counted = RoundCounts(of_extensions=dict(counts))
+        if self.rests:
+            self.runner.late_counts += counted
+        else:
+            self.counts += counted
 
     def lose(self, turn: Turn) -> None:
         """Throw away what an unfinished turn has generated."""

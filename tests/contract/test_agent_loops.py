@@ -1,12 +1,17 @@
 """Agent loops are what verl's own worker would make."""
 
+import sys
+
 import pytest
 from omegaconf import OmegaConf
+from verl.experimental.agent_loop import AgentLoopWorker
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.rollout import agent_loops
+from recipe.async_dapo.rollout import agent_loops, worker
 from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
+
+from ..support.composed_runs import compose_run, valid_overrides
 
 
 class EchoLoop:
@@ -44,6 +49,22 @@ def test_objects_in_the_configuration_are_not_shared_between_trajectories(regist
 def test_hydra_s_own_keys_keep_their_meaning(registry) -> None:
     loop = registry(_convert_="all", extra=4).make("echo")
     assert (loop.tools, loop.extra) == (["calculator"], 4)
+
+
+def test_a_worker_has_imported_the_users_loops_before_its_first_trajectory(monkeypatch, tmp_path) -> None:
+    """It would stop the worker's event loop for as long as that takes; one that is not used need not be there."""
+    monkeypatch.setattr(AgentLoopWorker, "__init__", lambda self, config: setattr(self, "config", config))
+    for name in ("show_logs", "join_queue"):
+        monkeypatch.setattr(worker, name, lambda: None)
+    (tmp_path / "loop_of_a_user.py").write_text("class Own: pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    for number, module in enumerate(("no_such_module", "loop_of_a_user")):
+        monkeypatch.setitem(_agent_loop_registry, f"own-{number}", {"_target_": f"{module}.Own"})
+    try:
+        worker.AsyncDAPOAgentLoopWorker(compose_run(valid_overrides(tmp_path)))
+        assert "loop_of_a_user" in sys.modules
+    finally:
+        sys.modules.pop("loop_of_a_user", None)
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:

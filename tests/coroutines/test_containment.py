@@ -6,9 +6,15 @@ import re
 import threading
 import warnings
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from omegaconf import OmegaConf
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from recipe.async_dapo.config.values import ConfigError
@@ -69,6 +75,25 @@ def test_given_a_task_of_the_user_s_that_exits_when_an_actor_contains_its_tasks_
         return "goes on"
 
     assert simulate(main()) == "goes on"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), StopIteration(3)], ids=repr)
+def test_given_a_plain_reward_function_in_verl_s_worker_that_raises_what_no_future_holds_then_its_call_fails(error):
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: "4")
+    columns = {"data_source": ["sums"], "reward_model": [{"ground_truth": "4"}], "extra_info": [{}]}
+    tensors = {
+        "responses": torch.ones((1, 2), dtype=torch.long),
+        "attention_mask": torch.ones((1, 3), dtype=torch.long),
+    }
+    answered = DataProto.from_dict(tensors, {name: np.array(column, dtype=object) for name, column in columns.items()})
+
+    async def main() -> None:
+        contain_tasks()
+        manager: Any = NaiveRewardManager(OmegaConf.create({}), tokenizer, partial(plain, error))
+        with pytest.raises((CodeExited, RuntimeError), match=re.escape(repr(error))):
+            await asyncio.wait_for(manager.run_single(answered), 30)
+
+    asyncio.run(main())
 
 
 async def test_given_a_cancellation_or_a_signal_when_code_is_contained_then_it_goes_through():

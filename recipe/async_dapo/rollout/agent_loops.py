@@ -8,6 +8,7 @@ A copy without it refuses such a loop: after a stop it would run again without i
 import functools
 import platform
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 import hydra
@@ -18,7 +19,8 @@ from ..calls import RETRY, Policy, RecordedError
 from ..config.extensions import AGENTS, declared, not_in_copy
 from ..config.values import ConfigError
 from ..core.outcome import TrajectoryFailed
-from ..core.trajectory import Trajectory
+from ..core.trajectory import RoundCounts, Trajectory
+from ..core.users_errors import in_short
 from ..recording import TrajectoryRecorder, current_recorder
 from ..runtime.aio import LimitReached, within
 from ..runtime.containment import contained, value_of
@@ -79,6 +81,15 @@ class AgentLoopFactory:
             raise _cannot_be_made(name, error) from error
 
 
+def import_loops() -> None:
+    """Import the agent loops that users have registered. What cannot be imported here is told where it is made: a
+    file may name loops that the run does not use.
+    """
+    for entry in list(_agent_loop_registry.values()):
+        with suppress(Exception), contained():
+            hydra.utils.get_object(entry["_target_"])
+
+
 async def run_loop(agent_loop: AgentLoopBase, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:
     output = await value_of(lambda: agent_loop.run(sampling_params, **sample))
     return output if isinstance(output, list) else [output]
@@ -88,8 +99,8 @@ def _cannot_be_made(name: str, error: Exception) -> ConfigError:
     return ConfigError(
         "actor_rollout_ref.rollout.agent",
         name,
-        f"this agent loop cannot be made on node {platform.node()}: {error!r}; its module, tools and files must be on "
-        "every node, and its options right",
+        f"this agent loop cannot be made on node {platform.node()}: {in_short(error)}; its module, tools and files "
+        "must be on every node, and its options right",
     )
 
 
@@ -102,6 +113,7 @@ class Calls:
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self._limit_s = timeout_s
+        self.late_counts = RoundCounts()  # of what went on when its trajectory's round was over; in no report yet
 
     def wrap(self, tools: list[Any]) -> list[Any]:
         """Tools as agent loops get them."""

@@ -13,7 +13,7 @@ from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, OnRewardError
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, TrajectoryFailed, Verdict, is_certain, judge_group
 from ..core.round import GroupEvent
-from ..core.trajectory import BrokenRecord, PromptGroup, Trajectory
+from ..core.trajectory import BrokenRecord, PromptGroup, RoundCounts, Trajectory
 from ..core.users_errors import place_of
 from ..engines.engine_requests import EnginesUnavailable
 from ..record.plain_values import NestedTooDeep
@@ -99,6 +99,9 @@ class GroupRollout:
     def take_report(self) -> WorkerReport:
         """What has been counted since this was asked last; the groups that come back are not in it."""
         report, self._report = self._report, WorkerReport()
+        if not self._keeps_failures:  # nobody counts what a validation does
+            report.counts += self._calls.late_counts
+            self._calls.late_counts = RoundCounts()
         return report
 
     async def run(self, group: PromptGroup) -> GroupOutcome | None:

@@ -27,7 +27,7 @@ from ..runtime.aio import Gathered
 from ..runtime.logs import show_logs
 from ..runtime.shipping import shipping
 from ..runtime.verl_version import check_versions
-from .agent_loops import AgentLoopFactory, Calls, Loops
+from .agent_loops import AgentLoopFactory, Calls, Loops, import_loops
 from .codec import check_shown, codec
 from .group_rollout import GroupRollout, leaves
 from .parking import park_all, unpark
@@ -53,7 +53,8 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         shipping().localise(config)
         super().__init__(config, *args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
-        codec()  # its extension's imports would hold up the first trajectories
+        codec()  # its extension's imports, and those of agent loops, would hold up the first trajectories
+        import_loops()
         join_queue()
 
     async def attach(self, coordinator: ActorHandle, worker: int, myself: ActorHandle) -> None:

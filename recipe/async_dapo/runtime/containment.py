@@ -4,8 +4,10 @@
 passes by every `except Exception`. So each is made a `CodeExited` where the recipe, or an event loop, calls such code:
 
     with contained():                 a plain function
+    called_on_thread(function)        the same on a thread, for a future
     await value_of(make)              what a plain or a coroutine function returns
-    contain_tasks()                   every task of an actor's event loops, also those that the user's code starts
+    contain_tasks()                   every task of an actor's event loops, and what these run on threads, also where
+                                      the user's code asks for it
 
 What goes through: a cancellation, what a signal has asked for (`Interrupted`), and how Ray ends a process.
 """
@@ -18,6 +20,7 @@ import os
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -63,6 +66,21 @@ def contained() -> Iterator[None]:
         if (told := _contained(error)) is error:
             raise
         raise told from error
+
+
+def called_on_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """What the user's function returns, for a future of asyncio. None of these can hold `StopIteration`: what waits for
+    one would wait for ever.
+
+    Raises:
+        CodeExited: in place of what is no `Exception`.
+        RuntimeError: in place of `StopIteration`, with its text.
+    """
+    try:
+        with contained():
+            return function(*args, **kwargs)
+    except StopIteration as error:
+        raise RuntimeError(repr(error)).with_traceback(error.__traceback__) from error
 
 
 async def value_of(make: Callable[[], Any]) -> Any:
@@ -122,7 +140,8 @@ class Contained(Coroutine[Any, Any, T]):
 
 
 def contain_tasks(actor: Any = None) -> None:
-    """Of the event loops of this process, an actor's: no task ends its loop, and the process ends with a loop.
+    """Of the event loops of this process, an actor's: no task ends its loop, nothing waits for ever for a thread of its
+    that has ended, and the process ends with a loop.
 
     Else the actor would live on, answer Ray's own calls, which have a thread of their own, and nothing else.
 
@@ -132,7 +151,15 @@ def contain_tasks(actor: Any = None) -> None:
     for loop in [one for one in gc.get_objects() if isinstance(one, asyncio.AbstractEventLoop)]:
         if loop.is_running():
             loop.set_task_factory(_contained_task)
+            loop.set_default_executor(_Threads(thread_name_prefix="asyncio"))
     threading.excepthook = _end_with_event_loop
+
+
+class _Threads(ThreadPoolExecutor):
+    """Where an event loop runs plain functions, such as verl's reward managers those of the user's."""
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        return super().submit(called_on_thread, function, *args, **kwargs)
 
 
 def _contained_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:

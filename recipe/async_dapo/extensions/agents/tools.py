@@ -25,7 +25,7 @@ from ...record.plain_values import AGENT_LOOP, to_plain
 from ...recording import current_recorder
 from ...rollout.codec import PROMPTS_ONLY
 from ...runtime.aio import LimitReached, within
-from ...runtime.containment import contained, value_of
+from ...runtime.containment import called_on_thread, value_of
 from .call_recorder import CallRecorder
 
 logger = logging.getLogger(__name__)
@@ -338,12 +338,7 @@ async def on_thread(function: Callable[..., T], *args: Any) -> T:
 
     def work() -> None:
         try:
-            with contained():
-                result.set_result(function(*args))
-        except StopIteration as error:  # no future of asyncio can hold it: what waits for one would wait for ever
-            stopped = RuntimeError(repr(error)).with_traceback(error.__traceback__)
-            stopped.__cause__ = error
-            result.set_exception(stopped)
+            result.set_result(called_on_thread(function, *args))
         except BaseException as error:
             result.set_exception(error)
 

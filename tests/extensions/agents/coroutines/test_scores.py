@@ -4,12 +4,13 @@ import asyncio
 from typing import Any
 
 from recipe.async_dapo.core.trajectory import Trajectory
+from recipe.async_dapo.core.users_errors import ProcessLost
 from recipe.async_dapo.extensions.agents.call_runner import CallRunner
 from recipe.async_dapo.rollout.reward import RewardScorer
 
 from ....coroutines.test_reward import output, scorer
 from ....support.fakes import ScriptedReward
-from ....support.rollout_world import call_runner
+from ....support.rollout_world import call_runner, rollout
 from ....support.simulation import now_s
 
 
@@ -40,6 +41,20 @@ async def test_given_a_stop_while_a_response_is_scored_then_that_goes_on_and_ano
     for response_ids, score in (([2], 0.25), ([2], 0.25), ([3], 0.75)):
         assert (await scored_later(scorer(slow), trajectory, runner, response_ids)).reward_score == score
     assert (slow.calls, now_s()) == (2, 20.0)
+
+
+class Lost(ProcessLost):
+    """A process that ran the function."""
+
+    metric = "failure/lost"
+
+
+async def test_given_a_process_that_ends_with_a_score_that_goes_on_then_the_next_round_counts_it() -> None:
+    trajectory, running, reward = Trajectory(session_id=0), rollout(), ScriptedReward(Lost(), 0.25, takes_s=10.0)
+    runner = running._calls
+    await interrupted(scorer(reward, max_retries=1), trajectory, runner)
+    assert (await scored_later(scorer(reward), trajectory, runner, [2])).reward_score == 0.25
+    assert [running.take_report().counts.of_extensions for _ in range(2)] == [{Lost.metric: 1}, {}]
 
 
 async def test_given_a_score_of_before_a_resume_without_the_metric_of_now_then_the_response_is_scored_again() -> None:
