@@ -66,12 +66,12 @@ class TrajectoryRecorder:
         *,
         runner: Any,
         limit_tok: int | None,
-        tell: Callable[[GroupEvent], None] = lambda event: None,
+        notify: Callable[[GroupEvent], None] = lambda event: None,
     ) -> None:
         """A loop starts, or goes on where it was suspended, with the record that has come back.
 
         Args:
-            tell: is told when the trajectory waits for a call, and when it goes on.
+            notify: is called when the trajectory waits for a call, and when it goes on.
         """
         self.trajectory, self.runner, self.rests = trajectory, runner, False
         self.round_left_tok = math.inf if limit_tok is None else limit_tok

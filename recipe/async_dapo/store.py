@@ -129,9 +129,9 @@ def forget_groups(uids: Collection[str], *, partition_id: str) -> None:
 
 
 def withhold(batch: KVBatchMeta, *, oldest_version: int) -> int:
-    """Take tokens of policy versions before `oldest_version` out of the loss; their trajectories keep their rewards, so
-    that the group's baseline stays what it was. They leave the number that the loss is divided by when it is known
-    which of them make an update (`leave_rejected_out`). Returns the number of tokens withheld.
+    """Mask tokens of policy versions before `oldest_version` out of the loss. Their trajectories keep their rewards, so
+    that the group's baseline stays what it was. `exclude_from_denominator` takes them out of the loss's denominator,
+    when it is known which rows make an update. Returns the number of tokens withheld.
     """
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag["min_global_steps"] < oldest_version]
     if not keys:
@@ -187,9 +187,9 @@ def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
     return list(response_from_nested(data["log_probs"], data["response_mask"]).unbind())
 
 
-def leave_rejected_out(batch: KVBatchMeta, updates: Iterable[Sequence[int]]) -> None:
-    """Take the tokens that were withheld, or that verl has rejected, out of the number that its loss is divided by. An
-    update of which none is left counts the first of each row: its loss is 0, and not 0 / 0.
+def exclude_from_denominator(batch: KVBatchMeta, updates: Iterable[Sequence[int]]) -> None:
+    """Exclude tokens that were withheld, or that verl has rejected, from the denominator of verl's loss. An update that
+    has no other tokens counts one of each row: its loss is 0 / 1, and not 0 / 0.
 
     Args:
         updates: the rows of each.

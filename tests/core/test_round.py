@@ -171,11 +171,11 @@ class RoundMachine(RuleBasedStateMachine):
     def counts_are_right(self) -> None:
         assert self.round.num_waiting == len(self.waiting)
         assert self.round.num_running == len(self.running)
-        at_hand = self.round.at_hand[ALL]
-        assert at_hand.certain == self.num_valid + len(self.certain)
-        assert at_hand.expected_valid(1.0) == self.num_valid + len(self.waiting) + len(self.running)
+        available = self.round.available[ALL]
+        assert available.certain == self.num_valid + len(self.certain)
+        assert available.expected_valid(1.0) == self.num_valid + len(self.waiting) + len(self.running)
         assert self.round.wants_prompts == (
-            self.name is not None and not self.round.is_halted and at_hand.expected_valid(1.0) < self.target
+            self.name is not None and not self.round.is_halted and available.expected_valid(1.0) < self.target
         )
         may_start = self.has_capacity and bool(self.waiting)
         assert self.round.may_start == (may_start and not self.round.is_halted)

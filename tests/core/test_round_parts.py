@@ -40,9 +40,9 @@ class Played:
         return self.round.close()
 
     def add(self) -> None:
-        for source, at_hand in self.round.at_hand.items():
+        for source, available in self.round.available.items():
             quota = self.spec.parts[source]
-            if at_hand.expected_valid(quota.counted_share) < quota.target_valid_groups:
+            if available.expected_valid(quota.expected_share) < quota.target_valid_groups:
                 self.wanted.append(source)
                 uids = [f"{source}-{len(self.source_of) + k}" for k in range(self.random.randint(1, 4))]
                 self.source_of |= dict.fromkeys(uids, source)

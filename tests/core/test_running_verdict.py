@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.outcome import SAME_METRIC, GroupOutcome, Verdict, is_certain, judge_group
-from recipe.async_dapo.core.over_sampling import LEAST_VALID_SHARE, AtHand, OverSampling, RoundSize
+from recipe.async_dapo.core.over_sampling import LEAST_VALID_SHARE, AvailableGroups, OverSampling, RoundSize
 from recipe.async_dapo.core.staleness import StalenessLimit
 
 
@@ -45,22 +45,23 @@ def test_given_any_history_then_what_is_drawn_brings_the_expected_groups_to_the_
         over_sampling.observe(0.5, valid=valid, judged=valid + filtered)
     share = over_sampling.valid_share
     assert LEAST_VALID_SHARE <= share <= 1
-    at_hand = AtHand(certain=certain, open=still_open)
-    missing = over_sampling.missing(at_hand)
-    expected = AtHand(certain=certain, open=still_open + missing).expected_valid(share)
+    available = AvailableGroups(certain=certain, open=still_open)
+    missing = over_sampling.missing(available)
+    expected = AvailableGroups(certain=certain, open=still_open + missing).expected_valid(share)
     assert expected >= target - 1e-6, "fewer than a batch"
     if missing:
         assert expected - share < 2 * target + 1e-6, "more than is held"
-        assert over_sampling.missing(AtHand(certain=certain + 1, open=still_open)) < missing or share * missing < 1
-    assert over_sampling.groups_to_draw(at_hand) >= 1
+        with_one_more = AvailableGroups(certain=certain + 1, open=still_open)
+        assert over_sampling.missing(with_one_more) < missing or share * missing < 1
+    assert over_sampling.groups_to_draw(available) >= 1
 
 
 def test_given_half_of_the_groups_valid_then_twice_as_many_are_held_and_certain_ones_count_whole():
     over_sampling = auto()
     over_sampling.observe(0.0, valid=64, judged=128)
     assert over_sampling.groups_to_hold == 256
-    assert over_sampling.missing(AtHand(certain=64, open=0)) == 128
-    assert over_sampling.missing(AtHand(certain=0, open=64)) == 192
+    assert over_sampling.missing(AvailableGroups(certain=64, open=0)) == 128
+    assert over_sampling.missing(AvailableGroups(certain=0, open=64)) == 192
 
 
 def outcome(*lens_tok: int, verdict: Verdict = Verdict.VALID) -> GroupOutcome:

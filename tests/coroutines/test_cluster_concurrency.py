@@ -90,4 +90,4 @@ def test_given_groups_that_the_stop_interrupts_then_those_that_are_certain_count
     ended = {group.uid: sum(one.is_finished for one in group.trajectories) for group in pool.buffered}
     certain = {group.uid for group in pool.buffered if group.is_certain}
     assert certain == {uid for uid, count in ended.items() if count >= 2} and 0 < len(certain) < len(ended)
-    assert pool.at_hand[ALL].certain == pool.num_carried + len(certain)
+    assert pool.available[ALL].certain == pool.num_carried + len(certain)

@@ -45,7 +45,7 @@ def is_patient_with(address: str) -> Callable[[Any], None]:
         lives = balancer._lives
         patient = copy.copy(lives)  # with the same engines
         patient._timeout_s = PATIENCE_S
-        lives.tell = lambda told, *call: type(lives).tell(patient if told == address else lives, told, *call)
+        lives.ask = lambda told, *call: type(lives).ask(patient if told == address else lives, told, *call)
 
     return act
 

@@ -75,7 +75,7 @@ def checkpoint(run) -> list[bytes]:
 def test_given_a_checkpoint_when_loaded_then_the_run_goes_on_where_it_was(run, checkpoint):
     resumed = buffer(run)
     resumed.restore(from_frames(checkpoint))
-    assert resumed.pool.at_hand[ALL].expected_valid(1.0) == 1
+    assert resumed.pool.available[ALL].expected_valid(1.0) == 1
     assert resumed._over_sampling.groups_to_hold == 8 + 24 // 2
 
 
@@ -463,7 +463,7 @@ def test_given_a_damaged_newest_checkpoint_when_resumed_then_older_ones_go_unles
     trainer._checkpoints, trainer.train_dataset = KeptCheckpoints.taking_over_from_verl(config), None
     trainer._load_checkpoint()
     assert f"resumed from {tmp_path}/global_step_8: step 9 is next" in caplog.text
-    assert trainer.global_steps == 8 and trainer.replay_buffer.pool.at_hand[ALL].expected_valid(1.0) == 1
+    assert trainer.global_steps == 8 and trainer.replay_buffer.pool.available[ALL].expected_valid(1.0) == 1
     assert (trainer._checkpoints.run == "this run") is not named, "what goes on from a named one is a run of its own"
     trainer._checkpoints.saved(write_checkpoint(tmp_path, 24, frames=checkpoint))
     assert sorted(path.name.removeprefix("global_step_") for path in tmp_path.glob("global_step_*")) == left

@@ -108,7 +108,7 @@ def rollout(
     keeps_failures: bool = False,
     kept: Loops | None = None,
     carries: bool = True,
-    tell: Callable[[str, GroupEvent], None] = lambda uid, event: None,
+    notify: Callable[[str, GroupEvent], None] = lambda uid, event: None,
 ) -> GroupRollout:
     reward = reward_options(on_error=on_error)
     options: Any = SimpleNamespace(
@@ -125,5 +125,5 @@ def rollout(
         loops=kept or Loops(),
         options=options,
         validates=keeps_failures,
-        tell=tell,
+        notify=notify,
     )

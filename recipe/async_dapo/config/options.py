@@ -330,7 +330,7 @@ class AsyncDAPOConfig:
             most_unfinished=round_size.most_unfinished(over_sampling.valid_share),
             most_trainable=self.most_trainable,
             valid_share=over_sampling.valid_share,
-            counted_share=over_sampling.counted_share,
+            expected_share=over_sampling.expected_share,
             **of_round,
         )
 

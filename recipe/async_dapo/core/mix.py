@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from .outcome import JUDGED, GroupOutcome, Verdict
-from .over_sampling import AtHand, OverSampling
+from .over_sampling import AvailableGroups, OverSampling
 from .round_parts import ALL, Quota
 from .trajectory import PromptGroup
 
@@ -44,18 +44,18 @@ class Mix:
         """
         return None
 
-    def missing(self, at_hand: Mapping[str, AtHand]) -> dict[str, int]:
+    def missing(self, available: Mapping[str, AvailableGroups]) -> dict[str, int]:
         """Groups to draw of each part before a round opens, where there are any."""
-        return _some({ALL: self.over_sampling.missing(at_hand.get(ALL, AtHand(certain=0, open=0)))})
+        return _some({ALL: self.over_sampling.missing(available.get(ALL, AvailableGroups(certain=0, open=0)))})
 
     @property
     def groups_to_hold(self) -> int:
         """Of all parts, at the start of a round, if none is certain."""
         return sum(self.missing({}).values())
 
-    def to_draw(self, at_hand: Mapping[str, AtHand]) -> dict[str, int]:
-        """Groups to draw of each part that is not expected to reach its target any more with those at hand."""
-        return {ALL: self.over_sampling.groups_to_draw(at_hand[ALL])}
+    def to_draw(self, available: Mapping[str, AvailableGroups]) -> dict[str, int]:
+        """Groups to draw of each part that is not expected to reach its target any more with the available ones."""
+        return {ALL: self.over_sampling.groups_to_draw(available[ALL])}
 
     def batch_unit(self, part: str) -> int:
         """Groups of a part that count as one batch of prompts."""

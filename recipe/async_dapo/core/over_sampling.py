@@ -24,7 +24,7 @@ LEAST_VALID_SHARE = 0.1  # assumed; else one unlucky step would draw the whole d
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtHand:
+class AvailableGroups:
     """Groups that can still be trained on in a step [groups]."""
 
     certain: int  # valid, or sure to become so
@@ -78,18 +78,18 @@ class OverSampling:
         return max(LEAST_VALID_SHARE, self._valid / self._judged) if self._judged else 1.0
 
     @property
-    def counted_share(self) -> float:
-        """What an open group counts towards the groups to hold [0-1]: 1 where these are named."""
+    def expected_share(self) -> float:
+        """The share of the open groups that counts towards the groups to hold [0-1]: 1 where these are named."""
         return self.valid_share if self.batch_size is None else 1.0
 
     @property
     def groups_to_hold(self) -> int:
         """At the start of a round, if none is certain."""
-        return self.missing(AtHand(certain=0, open=0))
+        return self.missing(AvailableGroups(certain=0, open=0))
 
     @property
     def valid_to_hold(self) -> int:
-        """Groups that are to turn out valid of those at hand, at the start of a round [groups]."""
+        """Of the available groups, so many are to turn out valid at the start of a round [groups]."""
         return self.target_valid_groups + self._surplus
 
     @property
@@ -102,16 +102,16 @@ class OverSampling:
         """Groups that count as one batch of prompts."""
         return 2 * self.target_valid_groups if self.batch_size is None else self.batch_size
 
-    def missing(self, at_hand: AtHand) -> int:
+    def missing(self, available: AvailableGroups) -> int:
         """Groups to draw before a round opens."""
-        needed = self.valid_to_hold - at_hand.certain
-        return max(0, ceil(needed / self.counted_share) - at_hand.open)
+        needed = self.valid_to_hold - available.certain
+        return max(0, ceil(needed / self.expected_share) - available.open)
 
-    def groups_to_draw(self, at_hand: AtHand) -> int:
-        """Groups to draw when those at hand are not expected to reach B any more; with a cap, as many as are held again
-        then."""
+    def groups_to_draw(self, available: AvailableGroups) -> int:
+        """Groups to draw when the available ones are not expected to reach B any more; with a cap, as many as are held
+        again then."""
         if self.batch_size is None:
-            return max(1, self.missing(at_hand))
+            return max(1, self.missing(available))
         return self.batch_size if self.max_partial_share is None else self._surplus + 1
 
     def aim_at(self, target_valid_groups: int) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from .ledger import Ledger, LedgerError
 from .mix import Mix
 from .outcome import GroupOutcome, Verdict
-from .over_sampling import AtHand
+from .over_sampling import AvailableGroups
 from .round import RoundSummary
 from .staleness import StalenessLimit
 from .stop_rules import StopRuleName, trains_as_started
@@ -62,9 +62,9 @@ class PoolState:
 
 
 class PoolWatch:
-    """What is told what the pool does with prompt groups: each term of the ledger, group by group. This one looks away.
-
-    What is thrown away is told too, beside the end of the group or the place where it waits again.
+    """Is notified of what the pool does with prompt groups: each term of the ledger, group by group. This one does
+    nothing. Tokens that are thrown away have a call of their own, beside that for the group's end, or for its prompt's
+    return to the queue.
     """
 
     def drawn(self, groups: Sequence[PromptGroup]) -> None:
@@ -112,7 +112,7 @@ class PromptPool:
         stop_rule: decides the order in which valid groups are trained.
         staleness: how old trained tokens may be.
         new_uid: names a group whose prompt is tried again.
-        watches: are told what becomes of groups.
+        watches: are notified of what becomes of groups.
     """
 
     def __init__(
@@ -175,17 +175,17 @@ class PromptPool:
         return tuple(self._buffered)
 
     @property
-    def at_hand(self) -> Mapping[str, AtHand]:
+    def available(self) -> Mapping[str, AvailableGroups]:
         """Groups that can still be trained on, by their part of the mix."""
         part_of, unfinished = self._mix.part_of, [*self._waiting, *self._buffered, *self._in_round.values()]
         certain = Counter(part_of(carried.group) for carried in self._carried)
         certain.update(part_of(group) for group in unfinished if group.is_certain)
         still_open = Counter(part_of(group) for group in unfinished if not group.is_certain)
-        return {part: AtHand(certain=certain[part], open=still_open[part]) for part in certain | still_open}
+        return {part: AvailableGroups(certain=certain[part], open=still_open[part]) for part in certain | still_open}
 
     def missing_for_round(self) -> dict[str, int]:
         """How many to draw of each part before a round opens [groups]."""
-        return self._mix.missing(self.at_hand)
+        return self._mix.missing(self.available)
 
     def add_drawn(self, groups: Sequence[PromptGroup], *, held_back: int = 0) -> None:
         """Take in new prompts.
@@ -204,7 +204,7 @@ class PromptPool:
         return self._in_round
 
     def dispatch(self) -> list[PromptGroup]:
-        """All groups at hand in order of start: resumed ones first, oldest and then longest, then waiting ones."""
+        """All available groups in order of start: resumed ones first, oldest and then longest, then waiting ones."""
         groups = [*sorted(self._buffered, key=lambda group: (-group.age, -group.generated_tok)), *self._waiting]
         self._buffered.clear()
         self._waiting.clear()

@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
-from .over_sampling import AtHand
+from .over_sampling import AvailableGroups
 from .round_groups import WAITING, GroupState, RoundGroups, Startable, WaitingGroup
 from .round_parts import ALL, Quota, RoundPart
 from .stop_rules import StopRule, StopRuleName, rule_of
@@ -57,14 +57,14 @@ class RoundSpec:
     # limit on staleness.
     most_trainable: int | None = None
     valid_share: float = 1.0  # of the groups whose verdict is open, expected [0-1]
-    counted_share: float = 1.0  # what one of these counts when prompts are asked for [0-1]
+    expected_share: float = 1.0  # what one of these counts when prompts are asked for [0-1]
     quotas: Mapping[str, Quota] | None = None  # of the batch, by the source of its groups; None = there are none
 
     @property
     def parts(self) -> Mapping[str, Quota]:
         if self.quotas is not None:
             return self.quotas
-        names = ("target_valid_groups", "carried_valid_groups", "most_trainable", "valid_share", "counted_share")
+        names = ("target_valid_groups", "carried_valid_groups", "most_trainable", "valid_share", "expected_share")
         return {ALL: Quota(**{name: getattr(self, name) for name in names})}
 
     @property
@@ -140,21 +140,21 @@ class Round:
         return self._groups.num(GroupState.RUNNING)
 
     @property
-    def at_hand(self) -> Mapping[str, AtHand]:
+    def available(self) -> Mapping[str, AvailableGroups]:
         """Groups of each part that are valid or can still become so."""
         return {name: self._at_hand(name, *GroupState) for name in self._parts}
 
-    def _at_hand(self, name: str, *states: GroupState) -> AtHand:
+    def _at_hand(self, name: str, *states: GroupState) -> AvailableGroups:
         """Groups of a part that are valid, or in these states."""
         unfinished = self._groups.num(*states, part=name)
-        return self._parts[name].at_hand(unfinished=unfinished, certain=self._groups.num_certain(name))
+        return self._parts[name].available(unfinished=unfinished, certain=self._groups.num_certain(name))
 
     @property
     def wants_prompts(self) -> bool:
-        """Whether a target cannot be reached, or is not expected to be, with the groups at hand."""
+        """Whether a target cannot be reached, or is not expected to be, with the available groups."""
         if self._spec.validates or self.is_halted:
             return False
-        return any(self._parts[name].wants_prompts(at_hand) for name, at_hand in self.at_hand.items())
+        return any(self._parts[name].wants_prompts(available) for name, available in self.available.items())
 
     @property
     def may_start(self) -> bool:
@@ -177,7 +177,7 @@ class Round:
                 startable[GroupState.FRESH, name] = 2 if part.is_ahead(begun) else 1
         return startable
 
-    def _can_be_trained(self, part: RoundPart, begun: AtHand) -> bool:
+    def _can_be_trained(self, part: RoundPart, begun: AvailableGroups) -> bool:
         """Whether one more group of a part can be trained in time, if all that have begun are."""
         return part.can_be_trained(begun)
 

@@ -6,7 +6,7 @@ and what has begun is trained in later steps. How much it begins is bounded as i
 
 from dataclasses import dataclass
 
-from .over_sampling import AtHand
+from .over_sampling import AvailableGroups
 from .stop_rules import StopRule
 
 ALL = ""  # the part of a round without quotas: every group is of it
@@ -22,7 +22,7 @@ class Quota:
     # limit on staleness.
     most_trainable: int | None = None
     valid_share: float = 1.0  # of the groups whose verdict is open, expected [0-1]
-    counted_share: float = 1.0  # what one of these counts when prompts are asked for [0-1]
+    expected_share: float = 1.0  # what one of these counts when prompts are asked for [0-1]
     begins_ahead: bool = True  # groups start while it is filled and other parts are not
 
 
@@ -38,23 +38,23 @@ class RoundPart:
     def is_filled(self) -> bool:
         return self.rule is not None and self.rule.is_met
 
-    def at_hand(self, *, unfinished: int, certain: int) -> AtHand:
+    def available(self, *, unfinished: int, certain: int) -> AvailableGroups:
         """
         Args:
             unfinished: groups that may still become valid.
             certain: of these.
         """
-        return AtHand(certain=self.valid + certain, open=max(0, unfinished - certain))
+        return AvailableGroups(certain=self.valid + certain, open=max(0, unfinished - certain))
 
-    def wants_prompts(self, at_hand: AtHand) -> bool:
+    def wants_prompts(self, available: AvailableGroups) -> bool:
         """Whether the target cannot be reached, or is not expected to be, with these groups."""
-        return at_hand.expected_valid(self.quota.counted_share) < self.quota.target_valid_groups
+        return available.expected_valid(self.quota.expected_share) < self.quota.target_valid_groups
 
-    def can_be_trained(self, begun: AtHand) -> bool:
+    def can_be_trained(self, begun: AvailableGroups) -> bool:
         """Whether one more group can be trained in time, if all that have begun are."""
         most = self.quota.most_trainable
         return most is None or begun.most_valid(self.quota.valid_share) + 1 <= most
 
-    def is_ahead(self, begun: AtHand) -> bool:
+    def is_ahead(self, begun: AvailableGroups) -> bool:
         """Whether those that have begun are expected to fill it."""
         return begun.expected_valid(self.quota.valid_share) >= self.quota.target_valid_groups

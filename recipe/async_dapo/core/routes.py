@@ -36,7 +36,7 @@ class Routes:
 
     def joined(self, start: int, block: bytes) -> "Routes":
         """With the rows of a block that begins at row `start`: those that follow, or, at row 0, all of them anew. Of
-        blocks that are told again nothing is copied: the turns of a trajectory share them.
+        blocks that come again nothing is copied: the turns of a trajectory share them.
 
         Raises:
             ValueError: if they begin elsewhere.
@@ -47,8 +47,8 @@ class Routes:
             return replace(self, blocks=(*self.blocks, block))
         ends = accumulate(map(len, self.blocks))
         parts = [block[begin:end] for begin, end in pairwise((0, *ends, len(block)))]
-        told = (held if part == held else part for part, held in zip_longest(parts, self.blocks))
-        return replace(self, blocks=tuple(filter(None, told)))
+        shared = (held if part == held else part for part, held in zip_longest(parts, self.blocks))
+        return replace(self, blocks=tuple(filter(None, shared)))
 
     def first(self, rows: int) -> "Routes":
         """The first ones, at most so many."""

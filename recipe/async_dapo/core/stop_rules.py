@@ -7,8 +7,9 @@
                    again (`discard`), so do those that have ended beyond the prefix: their samples are the shorter ones.
 `drain`            B valid groups, then nothing new starts and everything running is awaited. Unbiased and slow.
 
-A new rule is a name here, a class that is told of starts and ends, and its case in `rule_of` and `trains_as_started`.
-Options, pool and planner take the names from here; the comment of `async_dapo.stop_rule` in the yaml tells users.
+A new rule is a name here, a class that is notified of starts and ends, and its case in `rule_of` and
+`trains_as_started`. Options, pool and planner take the names from here; users read the comment of
+`async_dapo.stop_rule` in the yaml.
 """
 
 from collections import deque
@@ -25,7 +26,7 @@ class StopRuleName(StrEnum):
 
 
 class StopRule:
-    """A rule that is told of every start and end of a group.
+    """A rule that is notified of every start and end of a group.
 
     Args:
         missing: valid groups that the step still needs.

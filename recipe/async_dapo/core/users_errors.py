@@ -59,11 +59,11 @@ def in_short(error: BaseException) -> str:
 
 def user_traceback(error: BaseException) -> str:
     """The traceback from the user's first frame on."""
-    told = traceback.TracebackException.from_exception(error)
+    shown = traceback.TracebackException.from_exception(error)
     frames = user_frames(error)
-    while frames and told.stack[0] not in frames:
-        told.stack.pop(0)
-    return shortened("".join(told.format()).rstrip(), MOST_TRACEBACK_CHARS)
+    while frames and shown.stack[0] not in frames:
+        shown.stack.pop(0)
+    return shortened("".join(shown.format()).rstrip(), MOST_TRACEBACK_CHARS)
 
 
 def shortened(text: str, most: int, side: str = "middle") -> str:

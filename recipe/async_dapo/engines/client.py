@@ -1,10 +1,10 @@
 """The client that agent loops generate through: keeps what comes back, and can be interrupted.
 
 A request that was interrupted is continued by another one, as if there were no seam between them. The engine sees what
-was generated as part of the prompt. Temperature, top-p, top-k and the repetition penalty, which
-counts the prompt, too, do not mind. `min_tokens` and `seed` are moved on, `stop` strings over the seam are found here.
-What an engine counts or follows over the response alone starts anew, and `extra_args` may mean anything: such a request
-is never continued.
+was generated as part of the prompt. That changes nothing for temperature, top-p, top-k and the repetition penalty,
+which counts the prompt, too. `min_tokens` and `seed` are adapted, and `stop` strings that cross the seam are found
+here. Other penalties and grammars look at the response only and would restart, and `extra_args` may mean anything: such
+a request is never continued.
 """
 
 import math

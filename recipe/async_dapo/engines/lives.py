@@ -3,7 +3,7 @@
 What notices that an engine died:
 
     watch        at once: a call that waits in each of its servers fails when that dies
-    tell         a stop, an opening, a sleep, an aborted request: it has not answered in `engine_timeout_s`
+    ask          a stop, an opening, a sleep, an aborted request: it has not answered in `engine_timeout_s`
     look_after   it gives no sign of life: asked every half `engine_timeout_s` of a round, and by a client whose request
                  is lost
 
@@ -64,7 +64,7 @@ class EngineLives:
     def join(self, address: str, server: ActorHandle) -> None:
         """An engine that has started in mid-run; its address may be that of a lost one."""
         if (fate := self.lost.pop(address, None)) is not None:
-            self.lost[f"{address}, the {len(self.lost) + 1}. that was lost"] = fate
+            self.lost[f"{address} (loss {len(self.lost) + 1})"] = fate
         self.alive[address] = server
 
     def lose(self, address: str, why: str) -> None:
@@ -79,15 +79,15 @@ class EngineLives:
         self.lost[address] = f"{self._names.get(address, address)} {why}"
         logger.critical("%s; engines left: %d", self.lost[address], len(self.alive))
 
-    async def tell_all(self, method: str, *args: Any, but: Collection[str] = ()) -> dict[str, Any]:
-        """Tell every engine, but some. Returns what those that still live then, and have something to say, answer."""
-        told = [address for address in self.alive if address not in but]
-        answers = zip(told, await await_all(self.tell(address, method, *args) for address in told), strict=True)
+    async def ask_all(self, method: str, *args: Any, but: Collection[str] = ()) -> dict[str, Any]:
+        """Call a method of every engine, but some. Returns the answers of those that still live then, without None."""
+        asked = [address for address in self.alive if address not in but]
+        answers = zip(asked, await await_all(self.ask(address, method, *args) for address in asked), strict=True)
         return {address: answer for address, answer in answers if answer is not None and address in self.alive}
 
-    async def tell(self, address: str, method: str, *args: Any) -> Any:
-        """Tell an engine, again if it cannot be reached: all of these calls may arrive twice. Returns what it answers;
-        None if it says nothing or is lost."""
+    async def ask(self, address: str, method: str, *args: Any) -> Any:
+        """Call a method of an engine, again if it cannot be reached: all of these calls may arrive twice. Returns its
+        answer; None if it is lost."""
         if (server := self.alive.get(address)) is None:
             return None
         try:
@@ -99,7 +99,7 @@ class EngineLives:
 
     async def look_after(self, address: str) -> None:
         """Ask an engine for a sign of life. It is lost if it is dead or silent, or says that it stands still."""
-        if (wrong := await self.tell(address, "ping")) is not None:
+        if (wrong := await self.ask(address, "ping")) is not None:
             self.lose(address, wrong)
 
     async def _call(self, address: str, server: ActorHandle, method: str, *args: Any) -> Any:

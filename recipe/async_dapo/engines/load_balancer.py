@@ -137,7 +137,7 @@ class GlobalLoadBalancer:
 
     async def abandon(self, request: Returned) -> None:
         """Take a request whose caller is gone out of its engine, then give its lease back."""
-        await self._lives.tell(request.server_id, "abort_requests", [request.lease_id], True)
+        await self._lives.ask(request.server_id, "abort_requests", [request.lease_id], True)
         self._take_back(request)
 
     async def all_returned(self) -> None:
@@ -151,7 +151,7 @@ class GlobalLoadBalancer:
         self._is_open = False
         for lease_id in self._table.withdraw_queued():
             self._answer(lease_id, None)
-        self._loads = await self._lives.tell_all("stop_generation")
+        self._loads = await self._lives.ask_all("stop_generation")
         self._balance.close(self._loads)
         return time.monotonic() - started
 
@@ -169,7 +169,7 @@ class GlobalLoadBalancer:
         """
         if concurrency_state is not None:
             self._balance.controller.restore(concurrency_state)
-        self._open_with(await self._lives.tell_all("allow_generation"))
+        self._open_with(await self._lives.ask_all("allow_generation"))
         return self._balance.capacity
 
     async def watch(self, server_id: str, name: str, servers: Sequence[ActorHandle]) -> None:
@@ -182,12 +182,12 @@ class GlobalLoadBalancer:
 
     async def parameter_types(self) -> list[Any]:
         """Of every process of every engine, see `WireType`."""
-        return [types for told in (await self._lives.tell_all("parameter_types")).values() for types in told]
+        return [types for answer in (await self._lives.ask_all("parameter_types")).values() for types in answer]
 
     async def sleep(self) -> None:
         """Have every engine free its accelerator memory, once its data-parallel ranks are at rest."""
-        await self._lives.tell_all("wait_for_requests_to_drain")
-        await self._lives.tell_all("sleep")
+        await self._lives.ask_all("wait_for_requests_to_drain")
+        await self._lives.ask_all("sleep")
 
     async def lost_engines(self) -> dict[str, str]:
         """Engines that are lost -> which they were, and what became of them."""

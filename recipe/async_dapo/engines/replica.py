@@ -71,10 +71,10 @@ def register_replica(cls: type[AsyncDAPOReplica], *, engine_timeout_s: float, en
     """
     numbers = itertools.count(1)
 
-    def tell() -> None:
+    def note_launch() -> None:
         log_phase(f"engine {next(numbers)} of {engines}")
 
     def load() -> partial[RolloutReplica]:
-        return partial(cls, engine_timeout_s=engine_timeout_s, on_launched=tell)
+        return partial(cls, engine_timeout_s=engine_timeout_s, on_launched=note_launch)
 
     RolloutReplicaRegistry.register("vllm", load)

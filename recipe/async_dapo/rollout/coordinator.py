@@ -24,7 +24,7 @@ from ray.actor import ActorHandle
 from ..core.call_figures import CountSamples
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
-from ..core.over_sampling import AtHand
+from ..core.over_sampling import AvailableGroups
 from ..core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ..core.round_groups import WaitingGroup
 from ..core.round_parts import ALL
@@ -167,9 +167,9 @@ class EarlyStoppingCoordinator:
             current.note_in_calls()
             current.wake_waiter()
 
-    async def at_hand(self, round_id: str) -> Mapping[str, AtHand]:
+    async def available(self, round_id: str) -> Mapping[str, AvailableGroups]:
         """Groups of each part that are valid or can still become so."""
-        return self._get(round_id).state.at_hand
+        return self._get(round_id).state.available
 
     async def count_ended(self, round_id: str, part: str = ALL) -> EndedGroups:
         """How the groups of the round have ended so far, of all parts or of one."""

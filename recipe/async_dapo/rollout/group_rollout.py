@@ -66,7 +66,7 @@ class GroupRollout:
         attempt: goes into the ids of calls, where a group starts again in each round.
         options: the recipe's options.
         validates: every trajectory runs to its end; one that failed is left out, and the others of its group go on.
-        tell: is told what happens in a group, by its uid.
+        notify: is called with what happens in a group, by its uid.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class GroupRollout:
         loops: Loops,
         options: AsyncDAPOConfig,
         validates: bool,
-        tell: Callable[[str, GroupEvent], None],
+        notify: Callable[[str, GroupEvent], None],
         attempt: str = "",
     ) -> None:
         self._run_agent_loop = run_agent_loop
@@ -90,7 +90,7 @@ class GroupRollout:
         self._is_filtered = options.filter.metric is not None
         self._keeps_failures = validates
         self._max_tokens_per_round = None if validates else options.max_tokens_per_round
-        self._tell = tell
+        self._notify = notify
         self.running = _RunningTrajectories()
         self._logged = KnownPlaces()
         self._left_out: dict[str, list[TrajectoryFailed]] = {}  # of a validation, by group
@@ -135,8 +135,8 @@ class GroupRollout:
             recorder = self._loops.recorder_of(trajectory) or self._calls.recorder(
                 trajectory, prompt_uid=group.uid, attempt=self._attempt
             )
-            tell = functools.partial(self._tell, group.uid)
-            recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round, tell=tell)
+            notify = functools.partial(self._notify, group.uid)
+            recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round, notify=notify)
             self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
 
     async def _run_trajectory(self, group: PromptGroup, recorder: TrajectoryRecorder) -> None:
@@ -148,7 +148,7 @@ class GroupRollout:
             if recorder.rests:  # its loop has caught the interruption: what it returns may be cut off
                 await recorder.all_back()
                 raise TrajectoryInterrupted("its loop has returned after the stop")
-            self._tell(group.uid, GroupEvent.GENERATED)
+            self._notify(group.uid, GroupEvent.GENERATED)
             await self._scorer.score(outputs, group.prompt, recorder)
         except (ActorDied, EnginesUnavailable, ConfigError, BrokenRecord):
             raise  # a part of the run is gone or broken, or the options are wrong: training ends
@@ -214,7 +214,7 @@ class GroupRollout:
             return
         if is_certain(self._metrics(group)):
             group.is_certain = True
-            self._tell(group.uid, GroupEvent.CERTAIN)
+            self._notify(group.uid, GroupEvent.CERTAIN)
 
     def _judge(self, group: PromptGroup) -> GroupOutcome:
         if not self._is_filtered:

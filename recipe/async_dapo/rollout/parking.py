@@ -6,8 +6,8 @@
        ^                  |   |
        +------unpark------+   +--> ticket   (through the coordinator: references, no tokens)
 
-The pool decides by counts. What it changes of a parked group, the ages, is told beside the reference. Who wants a
-reference waits until its worker has parked all that was interrupted there.
+The pool decides by counts. What it changes of a parked group, the ages, travels beside the reference. To ask for a
+reference is to wait until its worker has parked all that was interrupted there.
 """
 
 import asyncio

@@ -154,7 +154,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             attempt="" if self._options.keeps_tokens else f"@{spec.round_id}",
             options=self._options,
             validates=spec.validates,
-            tell=lambda uid, event: events.add((uid, event)),
+            notify=lambda uid, event: events.add((uid, event)),
         )
 
     async def _slot(

@@ -96,7 +96,7 @@ class RoundReplayBuffer(ReplayBuffer):
         """Stop a round that goes on while its batches are trained: there is none."""
 
     def _top_up(self, step: int, *, goes_on: bool = False) -> list[PromptGroup]:
-        """All groups at hand, and as many new ones as are missing.
+        """All available groups, and as many new ones as are missing.
 
         Args:
             goes_on: the round is open, and will hand over what is carried: nothing is retired.
@@ -215,7 +215,7 @@ class RoundReplayBuffer(ReplayBuffer):
         return self.pool.check_ledger(deferred=self.source.held)
 
     def _refill(self, step: int) -> None:
-        for part, count in self.mix.to_draw(self.manager.ask("at_hand")).items():
+        for part, count in self.mix.to_draw(self.manager.ask("available")).items():
             self._check_part(part)
             self._add_prompts(part, count, step)
             self._count_batches(part, Fraction(count, self.mix.batch_unit(part)))

@@ -271,7 +271,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         compute = partial(super()._compute_advantage, metrics=metrics)
         batch = self._passes.advantage(batch, self.global_steps, metrics, compute)
         if self.replay_buffer.withheld_tok or self.config.algorithm.rollout_correction.rollout_rs is not None:
-            store.leave_rejected_out(batch, self._updates(len(batch)))
+            store.exclude_from_denominator(batch, self._updates(len(batch)))
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -1,4 +1,4 @@
-"""What becomes of a validation's answers: what is told of them, and which of their reward's fields have a mean."""
+"""A validation's answers: what observers are given of them, and which of their reward's fields have a mean."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence

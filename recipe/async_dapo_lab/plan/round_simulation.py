@@ -49,7 +49,7 @@ class RoundSimulation:
         spec: the round to open.
         since_stop_s: from the stop of the last round to the opening of this one [s].
         scenario: has the lengths of prompts and the seconds beside generation.
-        mix: says how many to draw when those at hand are not expected to reach B.
+        mix: says how many to draw when the available ones are not expected to reach B.
         draw: draws that many prompts of each part of the mix and dispatches them.
         on_valid: told every group that is stored for training, while it still has its tokens.
     """
@@ -147,7 +147,7 @@ class RoundSimulation:
 
     def _prompts_to_draw(self) -> dict[str, int]:
         if self._habits.refill is Refill.ON_DEMAND:
-            return self._mix.to_draw(self._round.at_hand) if self._round.wants_prompts else {}
+            return self._mix.to_draw(self._round.available) if self._round.wants_prompts else {}
         return {ALL: count} if (count := self._count_to_draw()) else {}
 
     def _count_to_draw(self) -> int:

@@ -25,7 +25,7 @@ VERL_COLOCATE_ASYNC = f"{VERL}colocate_async"
 class Refill(StrEnum):
     """When a system draws further prompts in a step."""
 
-    ON_DEMAND = "on_demand"  # this recipe: as soon as those at hand cannot reach the target
+    ON_DEMAND = "on_demand"  # this recipe: as soon as the available ones cannot reach the target
     PER_FILTERED = "per_filtered"  # verl 0.9: some for every group that was filtered
     NEXT_BATCH = "next_batch"  # 2025's dynamic sampling: another batch when the last has ended
 

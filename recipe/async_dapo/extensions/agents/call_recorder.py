@@ -38,10 +38,10 @@ class CallRecorder(TrajectoryRecorder):
         *,
         runner: Any,
         limit_tok: int | None,
-        tell: Callable[[GroupEvent], None] = lambda event: None,
+        notify: Callable[[GroupEvent], None] = lambda event: None,
     ) -> None:
         TrajectoryRecorder.begin_round(self, trajectory, runner=runner, limit_tok=limit_tok)
-        self.in_calls.begin_round(tell)
+        self.in_calls.begin_round(notify)
 
     def begin_turn(self, prompt_ids: Sequence[int], pictures: Iterable[Any] = ()) -> Turn:
         turn = TrajectoryRecorder.begin_turn(self, prompt_ids, pictures)

@@ -104,7 +104,7 @@ class CallRunner(Calls):
             if call.result is None:
                 with recorder.in_calls:
                     work = functools.partial(self._limited, make)
-                    call = await self._obtain(recorder, call, work, is_new=is_new, policy=policy)
+                    call = await self._resolve(recorder, call, work, is_new=is_new, policy=policy)
             assert call.result is not None
             answer = _decode(call.result)
             if "given_up" in answer:
@@ -140,7 +140,7 @@ class CallRunner(Calls):
         if any(call.is_score for call in calls.values()):
             call = calls.get(recorder.score_id(responses))
             if call is not None and call.pending is not None:
-                call.result, call.pending = await _arrived(call), None
+                call.result, call.pending = await _await_carried(call), None
             if call is not None and call.result is not None:
                 recorder.counts.calls_replayed += 1
                 return _decode(call.result)
@@ -180,23 +180,23 @@ class CallRunner(Calls):
         await asyncio.wait([task])
         return None if task.cancelled() or task.exception() is not None else task.result()
 
-    async def _obtain(self, recorder: CallRecorder, call: Call, work: Work, *, is_new: bool, policy: Policy) -> Call:
+    async def _resolve(self, recorder: CallRecorder, call: Call, work: Work, *, is_new: bool, policy: Policy) -> Call:
         """Bring a call that has no result yet to its result. Returns it as the record has it by then."""
         if call.pending is not None:
-            result = await _arrived(call)
-            call = await self._in_record(recorder, call)
+            result = await _await_carried(call)
+            call = await self._current(recorder, call)
             call.result, call.pending = result, None
         if call.result is None:
             await self._check_goes_on(recorder, call, is_new=is_new)
-            result = await self._found_out(recorder, call, policy, is_new=is_new)
-            call = await self._in_record(recorder, call)
+            result = await self._recover(recorder, call, policy, is_new=is_new)
+            call = await self._current(recorder, call)
             call.result = result
         if call.result is None:
             await self._check_goes_on(recorder, call, is_new=is_new)
             await self._make(recorder, call, work(call))
         return call
 
-    async def _in_record(self, recorder: CallRecorder, call: Call) -> Call:
+    async def _current(self, recorder: CallRecorder, call: Call) -> Call:
         """The same call after a wait. Rounds may have ended and begun meanwhile, and a kept loop outlives them: the
         record that comes back to it has another object for the call.
         """
@@ -238,17 +238,17 @@ class CallRunner(Calls):
         try:
             value = await self._value_of(make)
         except TrajectoryFailed as failed:
-            return _written_given_up(call, failed.reason, failed.cause)
+            return _encode_given_up(call, failed.reason, failed.cause)
         except RecordedError as failed:
             raised, error = failed.__cause__, str(failed)
             if raised is None or isinstance(raised, LimitReached):
-                self._tell(call, Cause(error))
+                self._log_failed(call, Cause(error))
             else:
                 error = self._cut(error)
-                self._tell(call, Cause(describe(raised), user_traceback(raised)))
-        return _written(call, error, value, seconds=time.monotonic() - started_s)
+                self._log_failed(call, Cause(describe(raised), user_traceback(raised)))
+        return _encode_result(call, error, value, seconds=time.monotonic() - started_s)
 
-    async def _found_out(self, recorder: CallRecorder, call: Call, policy: Policy, *, is_new: bool) -> bytes | None:
+    async def _recover(self, recorder: CallRecorder, call: Call, policy: Policy, *, is_new: bool) -> bytes | None:
         """What a call came to that may have happened; None if it is to be made.
 
         Raises:
@@ -261,14 +261,14 @@ class CallRunner(Calls):
             recover = functools.partial(policy.recover, call.call_id)
             if not inspect.iscoroutinefunction(policy.recover):
                 recover = functools.partial(on_thread, recover)  # it may block, as a database's client does
-            return await self._recovered(call, recover)
+            return await self._ask_recover(call, recover)
         if not is_new and policy.when_unknown is WhenUnknown.FAIL_TRAJECTORY:
             logger.debug("it is not known whether %s has happened", call.call_id)
             what = f"it is not known whether a call of {call.name} has happened"
             raise TrajectoryFailed("unknown_call", Cause(what))
         return None
 
-    async def _recovered(self, call: Call, recover: Callable[[], Any]) -> bytes | None:
+    async def _ask_recover(self, call: Call, recover: Callable[[], Any]) -> bytes | None:
         try:
             value = await within(self._timeout_s, value_of(recover))
         except LookupError:
@@ -277,9 +277,9 @@ class CallRunner(Calls):
             logger.debug("recover gave no answer for %s", call.call_id)
             what = f"recover of {call.name} gave no answer within {self._timeout_s} s"
             raise TrajectoryFailed("unknown_call", Cause(what)) from None
-        return _written(call, None, value)
+        return _encode_result(call, None, value)
 
-    def _tell(self, call: Call, cause: Cause) -> None:
+    def _log_failed(self, call: Call, cause: Cause) -> None:
         level = logging.WARNING if self._logged.is_new(cause) else logging.DEBUG
         logger.log(level, "a call of %s failed, and its agent loop is told so: %s", call.name, cause.summary)
 
@@ -293,7 +293,7 @@ async def _encoded(scoring: Awaitable[Any]) -> bytes:
     return _encode(to_plain(await scoring, source=AGENT_LOOP))
 
 
-async def _arrived(call: Call) -> bytes | None:
+async def _await_carried(call: Call) -> bytes | None:
     """What a call came to that was carried here; None if it has to be made again."""
     try:
         return await call.pending
@@ -301,15 +301,15 @@ async def _arrived(call: Call) -> bytes | None:
         raise ActorDied(f"the agent loop worker that made a call of {call.name} is gone: {error}") from error
 
 
-def _written(call: Call, error: str | None, value: Any, *, seconds: float = 0.0) -> bytes:
+def _encode_result(call: Call, error: str | None, value: Any, *, seconds: float = 0.0) -> bytes:
     try:
         call.result = _encode(to_plain({"error": error, "value": value, "seconds": seconds}, source=AGENT_LOOP))
     except NestedTooDeep as too_deep:
-        return _written_given_up(call, "nested_too_deep", Cause(str(too_deep)))
+        return _encode_given_up(call, "nested_too_deep", Cause(str(too_deep)))
     return call.result
 
 
-def _written_given_up(call: Call, reason: str, cause: Cause) -> bytes:
+def _encode_given_up(call: Call, reason: str, cause: Cause) -> bytes:
     """Its trajectory fails wherever it goes on, and the call is not made again."""
     call.result = _encode({"given_up": [reason, cause.summary]})
     return call.result

@@ -16,14 +16,14 @@ class InCalls:
 
     def __init__(self, short_s: float) -> None:
         self._short_s = short_s
-        self._tell: Callable[[GroupEvent], None] = lambda event: None
+        self._notify: Callable[[GroupEvent], None] = lambda event: None
         self._open = 0
-        self._is_told = False
+        self._waits = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin_round(self, tell: Callable[[GroupEvent], None]) -> None:
-        """From now on `tell` is called when the trajectory has waited for `short_s`, and when it goes on."""
-        self._tell, self._is_told = tell, False
+    def begin_round(self, notify: Callable[[GroupEvent], None]) -> None:
+        """From now on `notify` is called when the trajectory has waited for `short_s`, and when it goes on."""
+        self._notify, self._waits = notify, False
         if self._open:
             self._start()
 
@@ -38,9 +38,9 @@ class InCalls:
             return
         assert self._timer is not None
         self._timer.cancel()
-        if self._is_told:
-            self._is_told = False
-            self._tell(GroupEvent.GOES_ON)
+        if self._waits:
+            self._waits = False
+            self._notify(GroupEvent.GOES_ON)
 
     def _start(self) -> None:
         if self._timer is not None:
@@ -48,5 +48,5 @@ class InCalls:
         self._timer = asyncio.get_running_loop().call_later(self._short_s, self._begin)
 
     def _begin(self) -> None:
-        self._is_told = True
-        self._tell(GroupEvent.WAITS)
+        self._waits = True
+        self._notify(GroupEvent.WAITS)

@@ -129,7 +129,7 @@ class RecordedTool(BaseTool):
         self._live: dict[str, str] = {}  # the loop's name of an instance -> the tool's
         self._busy: Counter[str] = Counter()  # calls under way
         self._going_on: set[asyncio.Task[Any]] = set()  # whatever becomes of what waits for them
-        self._told_of: set[str] = set()  # fields in which it has left what no record can hold
+        self._warned_of: set[str] = set()  # fields in which it has left what no record can hold
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tool, name)
@@ -165,8 +165,8 @@ class RecordedTool(BaseTool):
             before = shared.encoded()
             response = await self._tool.execute(own_id, parameters, agent_data=agent_data, **kwargs)
             plain, (left, made_live) = plain_answer(*response), shared.end_call(before)
-            for name in made_live - self._told_of:
-                self._told_of.add(name)
+            for name in made_live - self._warned_of:
+                self._warned_of.add(name)
                 what = "which no record can hold: where a loop runs again, and where it has ended, it is gone"
                 logger.warning("tool %s keeps %s in agent_data.extra_fields, %s", self.name, name, what)
             return [*plain, *left]

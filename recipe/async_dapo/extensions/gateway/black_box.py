@@ -162,7 +162,7 @@ class BlackBoxAgent(AgentLoopBase):
             given = 0.0, {METRIC: 0.0, filtered_by: 0.0}
         outputs, ledger = await session.outputs()
         if differed := session.what_differed():
-            self._tell(differed)
+            self._log_differed(differed)
         tokens = {f"gateway/{name}_tokens": count for name, count in asdict(ledger).items()}
         self._count(session, {"gateway/rows": len(outputs), "gateway/zero_sessions": failure is not None} | tokens)
         if given is not None:
@@ -186,7 +186,7 @@ class BlackBoxAgent(AgentLoopBase):
             always = {"gateway/sessions": 1, "gateway/failed_sessions": 0, "gateway/new_chains": chains}
             recorder.count(always | counts | dict(ended))
 
-    def _tell(self, differed: str) -> None:
+    def _log_differed(self, differed: str) -> None:
         name = self._options.name
         if _logged.is_new(Cause(name)):
             logger.warning(

@@ -28,14 +28,14 @@ class MixturePlan:
 
 
 def plan_mixtures(
-    segments: Sequence[Segments], groups: Iterable[Sequence[int]], at_hand: Collection[int]
+    segments: Sequence[Segments], groups: Iterable[Sequence[int]], available: Collection[int]
 ) -> MixturePlan:
     """Groups whose members have different schedules; the others' mixture is what sampled them.
 
     Args:
         segments: of each trajectory's sampled tokens; empty for one that is left out.
         groups: their members, as places in `segments`.
-        at_hand: versions whose log-probs can be computed.
+        available: versions whose log-probs can be computed.
     """
     mixed: list[list[int]] = []
     passes: dict[int, set[int]] = {}
@@ -46,7 +46,7 @@ def plan_mixtures(
             continue
         lens_tok = [sum(num_tok for _, num_tok in segments[row]) for row in members]
         present = {version for row in members for version, _ in segments[row]}
-        if not present <= set(at_hand):
+        if not present <= set(available):
             unknown_tok += sum(lens_tok)
             continue
         mixed.append(members)

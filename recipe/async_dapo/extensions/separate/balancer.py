@@ -87,7 +87,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         """Server -> the policy version of its weights; -1 before it has any."""
         return {server_id: self._updates.version_of(server_id) for server_id in self._workers}
 
-    async def tell_versions_to(self, coordinator: ActorHandle) -> None:
+    async def report_versions_to(self, coordinator: ActorHandle) -> None:
         """It starts groups as the oldest weights in an engine allow."""
         self._coordinator = coordinator
         self._tell_versions()
@@ -101,7 +101,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         while silent := self._serving() - (told & self._generating):
             told |= silent
             self._generating |= silent
-            loads |= await self._lives.tell_all("allow_generation", but=self._lives.alive.keys() - silent)
+            loads |= await self._lives.ask_all("allow_generation", but=self._lives.alive.keys() - silent)
         self._open_with({key: load for key, load in loads.items() if key in self._lives.alive})
         self._move()
         return self._balance.capacity
@@ -120,7 +120,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         Returns:
             What was counted, and the requests that the servers may have in flight together.
         """
-        self._loads = loads = await self._lives.tell_all("turn_over")
+        self._loads = loads = await self._lives.ask_all("turn_over")
         self._balance.close(loads)
         stats = await self.take_stats()
         self._deliver(self._balance.open(loads))
@@ -185,7 +185,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         """Bring an engine the newest weights, and those that have become so meanwhile."""
         is_behind = True
         while is_behind:
-            await self._lives.tell(server_id, "stop_generation", self._rolling["pause_mode"])
+            await self._lives.ask(server_id, "stop_generation", self._rolling["pause_mode"])
             if server_id not in self._lives.alive:
                 return
             version, buckets = self._updates.take_newest(server_id), self._buckets
@@ -218,9 +218,9 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         while self._is_open and server_id in self._lives.alive and server_id not in self._generating:
             self._generating.add(server_id)
             knows = self._balance.controller.knows(server_id)
-            load = await self._lives.tell(server_id, "go_on" if knows else "allow_generation")
+            load = await self._lives.ask(server_id, "go_on" if knows else "allow_generation")
             if server_id not in self._generating:
-                await self._lives.tell(server_id, "stop_generation")
+                await self._lives.ask(server_id, "stop_generation")
             elif not knows and server_id in self._lives.alive:
                 self._deliver(self._balance.join(server_id, load))
 

@@ -130,7 +130,7 @@ class SeparateEngines(EngineManager):
     def _have_progress_told(self, replicas: Sequence[AsyncDAPOReplica]) -> None:
         for replica in replicas:
             for worker in replica.workers:
-                worker.tell_progress_to.remote(self._balancer, replica.server_address)
+                worker.report_progress_to.remote(self._balancer, replica.server_address)
 
     def _leave_weights(self, version: int) -> Sequence[ObjectRef]:
         """Where the trainer's weights are."""

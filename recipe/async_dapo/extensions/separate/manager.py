@@ -18,7 +18,7 @@ class RollingManager(AsyncDAPOAgentLoopManager):
 
     def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:
         super().connect(llm_client, reward_workers)
-        self._get(self._balancer.tell_versions_to.remote(self._coordinator))
+        self._get(self._balancer.report_versions_to.remote(self._coordinator))
 
     def hand_over(self) -> RoundRecord | None:
         """The next batch of a round that goes on, and all that has ended since the one before; None = wait again."""

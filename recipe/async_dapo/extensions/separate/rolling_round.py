@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...core.outcome import GroupOutcome, Verdict
-from ...core.over_sampling import AtHand
+from ...core.over_sampling import AvailableGroups
 from ...core.round import Round, RoundSpec, RoundSummary
 from ...core.round_groups import WaitingGroup
 from ...core.round_parts import ALL, Quota, RoundPart
@@ -17,13 +17,13 @@ from ...core.stop_rules import StopRule
 from .deadlines import Deadlines
 
 
-class WhenTold(StopRule):
-    """Met when it is told to be: a round whose batches are handed over while it goes on."""
+class UntilStopped(StopRule):
+    """Met when `stop` is called: of a round whose batches are handed over while it goes on."""
 
     def __init__(self) -> None:
         super().__init__(missing=1)
 
-    def tell(self) -> None:
+    def stop(self) -> None:
         self._missing = 0
 
 
@@ -37,8 +37,8 @@ class RollingSpec(RoundSpec):
     carried: tuple[tuple[str, int], ...] = ()  # valid groups of earlier rounds: (uid, oldest policy version)
     most_begun: int  # valid groups that are expected of those that have begun or are trained just now [groups]
 
-    def make_rule(self, quota: Quota) -> WhenTold:
-        return WhenTold()
+    def make_rule(self, quota: Quota) -> UntilStopped:
+        return UntilStopped()
 
 
 class RollingRound(Round):
@@ -66,9 +66,9 @@ class RollingRound(Round):
         """Whether a batch may be handed over now."""
         return not self.is_halted and self._deadlines.next_batch(self._spec.target_valid_groups) is not None
 
-    def _can_be_trained(self, part: RoundPart, begun: AtHand) -> bool:
-        at_hand = replace(begun, certain=begun.certain + self._in_training)
-        is_enough = at_hand.expected_valid(self._spec.counted_share) >= self._spec.most_begun
+    def _can_be_trained(self, part: RoundPart, begun: AvailableGroups) -> bool:
+        available = replace(begun, certain=begun.certain + self._in_training)
+        is_enough = available.expected_valid(self._spec.expected_share) >= self._spec.most_begun
         return not is_enough and self._deadlines.may_begin(self._oldest_version)
 
     def note_versions(self, *, oldest: int, newest: int) -> None:
@@ -82,7 +82,7 @@ class RollingRound(Round):
     def resize(self, spec: RollingSpec) -> None:
         """How much may be under way from now on."""
         self._groups.resize(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
-        self._spec = replace(self._spec, most_begun=spec.most_begun, counted_share=spec.counted_share)
+        self._spec = replace(self._spec, most_begun=spec.most_begun, expected_share=spec.expected_share)
         self._parts[ALL].quota = self._spec.parts[ALL]
 
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
@@ -120,6 +120,6 @@ class RollingRound(Round):
     def stop(self) -> None:
         """Nothing starts any more."""
         rule = self._parts[ALL].rule
-        assert isinstance(rule, WhenTold)
-        rule.tell()
+        assert isinstance(rule, UntilStopped)
+        rule.stop()
         self._update()

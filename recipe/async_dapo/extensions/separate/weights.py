@@ -74,7 +74,7 @@ class WeightTaker(CheckpointEngineWorker):
                 memory_bytes=torch.cuda.get_device_properties(0).total_memory,
             )
 
-    async def tell_progress_to(self, balancer: ActorHandle, server_id: str) -> None:
+    async def report_progress_to(self, balancer: ActorHandle, server_id: str) -> None:
         """The load balancer is told of each bucket of weights that the engine has taken."""
         self._note_progress = lambda: balancer.note_progress.remote(server_id)
 

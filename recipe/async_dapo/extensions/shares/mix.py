@@ -15,11 +15,11 @@ from fractions import Fraction
 
 from ...core.mix import Carried, Mix
 from ...core.outcome import JUDGED, GroupOutcome, Verdict
-from ...core.over_sampling import AtHand, OverSampling, OverSamplingState
+from ...core.over_sampling import AvailableGroups, OverSampling, OverSamplingState
 from ...core.round_parts import Quota
 from ...core.trajectory import PromptGroup
 
-NOTHING = AtHand(certain=0, open=0)
+NOTHING = AvailableGroups(certain=0, open=0)
 
 
 def apportion(count: int, weights: Mapping[str, Fraction]) -> dict[str, int]:
@@ -125,29 +125,29 @@ class SourceMix(Mix):
             carried_valid_groups=carried,
             most_trainable=None if self._most is None else self._most[source],
             valid_share=own.valid_share,
-            counted_share=own.counted_share,
+            expected_share=own.expected_share,
             begins_ahead=self._begins_ahead,
         )
 
-    def missing(self, at_hand: Mapping[str, AtHand]) -> dict[str, int]:
+    def missing(self, available: Mapping[str, AvailableGroups]) -> dict[str, int]:
         self.without_share = {
-            source: groups.certain + groups.open for source, groups in at_hand.items() if source not in self._own
+            source: groups.certain + groups.open for source, groups in available.items() if source not in self._own
         }
-        return self._missing(at_hand)
+        return self._missing(available)
 
-    def _missing(self, at_hand: Mapping[str, AtHand]) -> dict[str, int]:
-        counts = {source: own.missing(at_hand.get(source, NOTHING)) for source, own in self._own.items()}
+    def _missing(self, available: Mapping[str, AvailableGroups]) -> dict[str, int]:
+        counts = {source: own.missing(available.get(source, NOTHING)) for source, own in self._own.items()}
         return {source: count for source, count in counts.items() if count}
 
     @property
     def groups_to_hold(self) -> int:
         return sum(self._missing({}).values())
 
-    def to_draw(self, at_hand: Mapping[str, AtHand]) -> dict[str, int]:
+    def to_draw(self, available: Mapping[str, AvailableGroups]) -> dict[str, int]:
         return {
-            source: own.groups_to_draw(at_hand[source])
+            source: own.groups_to_draw(available[source])
             for source, own in self._own.items()
-            if at_hand[source].expected_valid(own.counted_share) < own.target_valid_groups
+            if available[source].expected_valid(own.expected_share) < own.target_valid_groups
         }
 
     def batch_unit(self, part: str) -> int:

@@ -210,8 +210,8 @@ class Life:
                 outputs[-1].reward_score, outputs[-1].extra_fields["reward_extra_info"] = 0.5, {"acc": 0.5}
 
         await self.balancer.open.remote()
-        tell = lambda uid, event: self.events.append(event)  # noqa: E731
-        running = rollout(self._loop, score, kept=self.kept, tell=tell)
+        notify = lambda uid, event: self.events.append(event)  # noqa: E731
+        running = rollout(self._loop, score, kept=self.kept, notify=notify)
         task = asyncio.create_task(running.run(held))
         await asyncio.wait({task}, timeout=stop_s)
         if not task.done():

@@ -129,7 +129,7 @@ def test_only_groups_that_mix_versions_take_passes_and_only_over_themselves() ->
     segments = [segments_of(own) for own in versions]
     groups = {"all newest": [0, 1], "two": [2, 3], "partial": [4, 5, 8], "one of it has gone": [6, 7]}
     groups["of one version that has gone"] = [9, 10]
-    plan = plan_mixtures(segments, groups.values(), at_hand={5, 6, 7})
+    plan = plan_mixtures(segments, groups.values(), available={5, 6, 7})
     assert plan.groups == [[2, 3], [4, 5]]
     assert plan.passes == {5: [2, 3], 6: [4, 5], 7: [2, 3, 4, 5]}
     assert plan.passes_before(7) == {5: [2, 3], 6: [4, 5]}
@@ -144,7 +144,7 @@ VERSIONS = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=5).map(sort
 @given(VERSIONS)
 def test_a_group_is_mixed_where_its_members_schedules_differ(versions: list[list[int]]) -> None:
     members = [longs(*own) for own in versions]
-    plan = plan_mixtures([segments_of(own) for own in members], [range(len(members))], at_hand={1, 2, 3})
+    plan = plan_mixtures([segments_of(own) for own in members], [range(len(members))], available={1, 2, 3})
     assert bool(plan.groups) == (len(group_schedules(members)[0]) > 1)
 
 

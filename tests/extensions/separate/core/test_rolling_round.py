@@ -151,7 +151,7 @@ class Rolling(RuleBasedStateMachine):
     @precondition(lambda self: self.round is not None and not self.is_training and self.round.wants_prompts)
     @rule()
     def refill(self) -> None:
-        self.draw(self.over_sampling.groups_to_draw(self.round.at_hand[ALL]))
+        self.draw(self.over_sampling.groups_to_draw(self.round.available[ALL]))
         self.add(self.pool.dispatch())
 
     @precondition(lambda self: self.round is not None and not self.is_training and self.round.has_batch)

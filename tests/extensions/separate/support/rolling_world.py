@@ -70,7 +70,7 @@ class RollingWorld:
 
     async def begin(self) -> None:
         """All engines have version 0, and generate."""
-        await self.balancer.tell_versions_to(FakeHandle(self.coordinator))
+        await self.balancer.report_versions_to(FakeHandle(self.coordinator))
         await self.publish(0)
         await self.balancer.enroll({name: [FakeHandle(taker)] for name, taker in self.takers.items()})
         await self.balancer.caught_up()

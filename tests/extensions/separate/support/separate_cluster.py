@@ -71,7 +71,7 @@ class WeightTaker:
         self.taken: list[int] = []
         self.is_well_asked = True
 
-    async def tell_progress_to(self, balancer: FakeHandle, server_id: str) -> None:
+    async def report_progress_to(self, balancer: FakeHandle, server_id: str) -> None:
         self._note_progress = lambda: balancer.note_progress.remote(server_id)
 
     async def take_weights(self, version: int, buckets: list[str]) -> None:
@@ -127,7 +127,7 @@ class SeparateCluster(Cluster):
     # ---- what verl's trainer does ----
 
     def _connect(self) -> None:
-        self.ray.get(self.balancer_handle.tell_versions_to.remote(self.coordinator_handle))
+        self.ray.get(self.balancer_handle.report_versions_to.remote(self.coordinator_handle))
 
     def step(self) -> dict[str, float]:
         with self.engines.naming_lost_engines():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.over_sampling import AtHand, OverSampling
+from recipe.async_dapo.core.over_sampling import AvailableGroups, OverSampling
 from recipe.async_dapo.core.pool import CarriedGroup
 from recipe.async_dapo.extensions.shares.mix import SourceMix, apportion
 
@@ -81,7 +81,7 @@ def test_as_many_groups_are_begun_as_the_steps_that_may_train_on_them_take(
 
 def test_what_is_held_of_sources_without_a_share_is_known_until_the_next_round_opens() -> None:
     mix = mix_of({"a": Fraction(1)})
-    mix.missing({"a": AtHand(certain=1, open=2), "left out": AtHand(certain=1, open=2)})
+    mix.missing({"a": AvailableGroups(certain=1, open=2), "left out": AvailableGroups(certain=1, open=2)})
     assert mix.groups_to_hold == 16 and mix.without_share == {"left out": 3}, "the metric forgets nothing"
 
 
@@ -127,8 +127,8 @@ def test_each_source_is_held_and_drawn_by_its_own_valid_share() -> None:
     mix.observe(0.0, outcomes)
     assert mix.missing({}) == {"easy": 10, "rare": 40}  # twice 4 valid groups
     assert mix.groups_to_hold == 50, "32 would do if any valid group were as good as another"
-    at_hand = {"easy": AtHand(certain=4, open=0), "rare": AtHand(certain=1, open=5)}
-    assert mix.to_draw(at_hand) == {"rare": 30}, "a source that has enough is not drawn"
+    available = {"easy": AvailableGroups(certain=4, open=0), "rare": AvailableGroups(certain=1, open=5)}
+    assert mix.to_draw(available) == {"rare": 30}, "a source that has enough is not drawn"
     quotas = mix.quotas([carried("easy", 0), carried("left out", 0)])
     assert {
         source: (one.valid_share, one.carried_valid_groups, one.most_trainable) for source, one in quotas.items()

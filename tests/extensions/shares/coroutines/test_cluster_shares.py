@@ -130,7 +130,7 @@ def test_the_log_says_once_that_groups_of_a_source_without_a_share_wait(start, c
     kept = {"rollout_strategy": RolloutStrategy.PARTIAL, "stop_rule": StopRuleName.FIRST_COMPLETED}
     crashed = start(opts(**kept), MixedCluster, task=task())
     trained(crashed, 3)
-    held = crashed.buffer.pool.at_hand[HARD]
+    held = crashed.buffer.pool.available[HARD]
     crashed.options = opts(sources={EASY: 1.0}, **kept)
     with caplog.at_level("INFO"):
         cluster = resumed(start, crashed)
