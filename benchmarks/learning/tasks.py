@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from recipe.async_dapo_lab.quickstart.overrides import QUICK_LEARNING_RATE, QUICK_STEPS
 from recipe.async_dapo_lab.quickstart.task import QUICK_START, TOK_PER_ADDITION, Problem, TaskShape, draw_problem
 
 END = 0  # token that ends a response
@@ -200,8 +199,8 @@ TASKS = {
             name=QUICK_TASK,
             draw=lambda rng: _addition(rng, QUICK_START),
             limit_tok=QUICK_START.max_response_tok,
-            learning_rate=QUICK_LEARNING_RATE,
-            steps=QUICK_STEPS,
+            learning_rate=6e-4,
+            steps=24,
         ),
     )
 }

@@ -41,6 +41,7 @@ from .overrides import (
     QUICK_STEPS,
     RunSettings,
     kept_overrides,
+    quick_overrides,
     recipe_overrides,
     verl_overrides,
     verl_sync_overrides,
@@ -227,11 +228,12 @@ def _command(options: Options, assets: Assets, ray_folder: Path, system: str) ->
     )
     if system == VERL_SYNC:
         known = [override for override in options.overrides if "async_dapo" not in override]
-        return ["-m", VERL_SYNC, *verl_overrides(run), *verl_sync_overrides(), *known]
+        return ["-m", VERL_SYNC, *verl_overrides(run), *quick_overrides(), *verl_sync_overrides(), *known]
     return [
         "-m",
         RECIPE,
         *verl_overrides(run),
+        *quick_overrides(),
         *recipe_overrides(strategy="partial", stop_rule=None),
         *kept_overrides(options.output, steps=options.steps),
         *options.overrides,
