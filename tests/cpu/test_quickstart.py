@@ -255,7 +255,7 @@ def test_given_sigkill_when_a_run_goes_on_then_nothing_of_it_is_left(tmp_path):
 def test_given_a_fork_server_that_fails_when_it_trains_then_it_says_so_and_goes_on_without(tmp_path):
     done = run(f"log(1, **{step_data()})", tmp_path / "run", "--steps", "1", imports="no_such_module")
     assert "the fork server has ended: ModuleNotFoundError: No module named 'no_such_module'\n" in done.stdout
-    assert done.returncode == 0 and "\n1 steps in " in done.stdout
+    assert done.returncode == 0 and "\n1 step in " in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "0"], ["--seed", "none"]])
