@@ -16,6 +16,7 @@ import pytest
 
 from recipe.async_dapo.record import keys
 from recipe.async_dapo_lab.quickstart import __main__ as quickstart
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import QUICK_STEPS
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
 from recipe.async_dapo_lab.quickstart.train_log import TrainLog
@@ -270,6 +271,14 @@ def test_given_a_bad_option_when_parsed_then_nothing_starts(tmp_path, monkeypatc
 def test_given_steps_as_an_override_when_parsed_then_they_are_the_quick_start_s_own():
     options = quickstart._parse(["--steps", "9", "--", "trainer.total_training_steps=2", "trainer.save_freq=1"])
     assert options.steps == 2 and options.overrides == ("trainer.save_freq=1",)
+
+
+@pytest.mark.parametrize("system", [quickstart.RECIPE, quickstart.VERL_SYNC])
+@pytest.mark.parametrize(("given", "cut"), [([], True), (["data.val_files=mine.parquet"], False)])
+def test_given_prompts_of_the_user_s_when_it_validates_then_it_takes_all_of_them(system, given, cut):
+    options = quickstart._parse(["--", *given])
+    command = quickstart._command(options, Assets(folder=Path("none")), Path("ray"), system)
+    assert any(word.startswith("data.val_max_samples=") for word in command) is cut
 
 
 def test_given_a_log_when_it_grows_then_phases_and_calls_that_fail_are_shown(tmp_path):

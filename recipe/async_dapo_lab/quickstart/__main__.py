@@ -226,14 +226,14 @@ def _command(options: Options, assets: Assets, ray_folder: Path, system: str) ->
         seed=options.seed,
         learning_rate=QUICK_LEARNING_RATE,
     )
+    common = [*verl_overrides(run), *quick_overrides(options.overrides)]
     if system == VERL_SYNC:
         known = [override for override in options.overrides if "async_dapo" not in override]
-        return ["-m", VERL_SYNC, *verl_overrides(run), *quick_overrides(), *verl_sync_overrides(), *known]
+        return ["-m", VERL_SYNC, *common, *verl_sync_overrides(), *known]
     return [
         "-m",
         RECIPE,
-        *verl_overrides(run),
-        *quick_overrides(),
+        *common,
         *recipe_overrides(strategy="partial", stop_rule=None),
         *kept_overrides(options.output, steps=options.steps),
         *options.overrides,

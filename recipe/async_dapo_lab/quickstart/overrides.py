@@ -1,6 +1,6 @@
 """Hydra overrides that fit verl, and this recipe, to two CPU cores and the quick start's task."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,9 +80,10 @@ def recipe_overrides(*, strategy: str, stop_rule: str | None) -> Iterator[str]:
     yield "async_dapo.round_timeout_s=300"
 
 
-def quick_overrides() -> Iterator[str]:
-    """What the quick start does less of, whichever system trains."""
-    yield f"data.val_max_samples={QUICK_VALIDATION}"
+def quick_overrides(given: Sequence[str]) -> Iterator[str]:
+    """What the quick start does less of, whichever system trains. Of the user's own prompts it leaves out none."""
+    if not any(one.lstrip("+").startswith("data.val_files=") for one in given):
+        yield f"data.val_max_samples={QUICK_VALIDATION}"
 
 
 def kept_overrides(output: Path, *, steps: int) -> Iterator[str]:
