@@ -141,7 +141,7 @@ class TrainingProcess:
                     process.kill()
                 except psutil.NoSuchProcess:
                     pass
-            psutil.wait_procs(remaining)
+            psutil.wait_procs(remaining, timeout=1.0)  # nobody may take the exit code of one that is no child of ours
         for segment in self.segments:
             segment.unlink(missing_ok=True)
 
