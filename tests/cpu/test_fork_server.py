@@ -2,8 +2,12 @@
 
 import json
 import os
+import select
 import signal
+import socket
+import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +19,7 @@ import pytest
 from recipe.async_dapo_lab import ray_guard
 from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 from recipe.async_dapo_lab.quickstart.fork_server import ForkServer, children
-from recipe.async_dapo_lab.quickstart.forks.server import KEPT_OUT, OWN
+from recipe.async_dapo_lab.quickstart.forks.server import KEPT_OUT, OWN, SOCKET
 
 from ..support import fork_server
 
@@ -45,6 +49,19 @@ if __name__ == "__main__":
     print(child.pid, *ours.recv(), os.getpid(), flush=True)
     child.join()
     print(child.exitcode, flush=True)
+"""
+# A stand-in that passes SIGTERM on as soon as it can.
+AT_ONCE = """
+import os, signal, sys
+from recipe.async_dapo_lab.quickstart.forks import shim
+
+def handle(number, handler, handle=signal.signal):
+    handle(number, handler)
+    if number == signal.SIGTERM:
+        signal.raise_signal(number)
+
+signal.signal = handle
+os._exit(-shim.main(sys.argv[1], ["-c", "import time; time.sleep(600)"]))
 """
 # What driver, workers and engines of a training import.
 IMPORTS = """
@@ -123,6 +140,24 @@ def test_given_a_signal_when_its_stand_in_gets_it_then_the_fork_handles_it(small
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) == 9
     assert_ends(fork)
+
+
+def test_given_a_signal_to_a_fork_that_has_hardly_begun_then_it_ends_that_fork_and_not_the_server(small):
+    address = str(Path(small.python).with_name(SOCKET))
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", AT_ONCE, address], cwd=fork_server.ROOT, timeout=LIMIT_S)
+        assert done.returncode == signal.SIGTERM
+    assert small.start("").wait(LIMIT_S) == 0, "the server is gone"
+
+
+def test_given_a_stand_in_that_is_killed_while_it_asks_then_the_server_keeps_nothing_open(small):
+    reads, writes = os.pipe()
+    with socket.socket(socket.AF_UNIX) as asks, open(reads, "rb", buffering=0) as pipe:
+        asks.connect(str(Path(small.python).with_name(SOCKET)))
+        socket.send_fds(asks, [struct.pack("!I", 9)], [writes])
+        os.close(writes)
+        asks.close()
+        assert select.select([pipe], [], [], LIMIT_S)[0] and pipe.read() == b""
 
 
 @pytest.mark.parametrize("strike", ["stand-in", "its group", "fork", "the fork's group"])

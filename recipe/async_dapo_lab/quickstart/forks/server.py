@@ -90,6 +90,8 @@ class Server:
             connection.close()
             return None
         parent = os.getpid()
+        # A signal that reaches a fork before it has handlers of its own would end the server, or be lost: it waits.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         if (fork := os.fork()) == 0:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
@@ -99,6 +101,7 @@ class Server:
             connection.close()
             _move(given, request["descriptors"])
             return request
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for descriptor in given:
             os.close(descriptor)
         self._forks[connection] = fork
@@ -147,14 +150,19 @@ class Server:
 
 
 def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """A request, and the descriptors that came with it."""
+    """A request, and the descriptors that came with it, which are closed if it does not come whole."""
     head, rights, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize))
     given = array.array("i")
     for _, _, data in rights:
         given.frombytes(data)
-    [length] = struct.unpack("!I", head)
-    with connection.makefile("rb") as stream:
-        return json.loads(stream.read(length)), list(given)
+    try:
+        [length] = struct.unpack("!I", head)
+        with connection.makefile("rb") as stream:
+            return json.loads(stream.read(length)), list(given)
+    except (OSError, ValueError, struct.error):
+        for descriptor in given:
+            os.close(descriptor)
+        raise
 
 
 def _move(given: list[int], places: list[int]) -> None:
