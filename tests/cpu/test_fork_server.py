@@ -18,7 +18,7 @@ import pytest
 
 from recipe.async_dapo_lab import ray_guard
 from recipe.async_dapo_lab.quickstart.activation import cpu_environment
-from recipe.async_dapo_lab.quickstart.fork_server import ForkServer, children
+from recipe.async_dapo_lab.quickstart.fork_server import ForkedTraining, ForkServer, children
 from recipe.async_dapo_lab.quickstart.forks.server import KEPT_OUT, OWN, SOCKET
 
 from ..support import fork_server
@@ -62,6 +62,13 @@ def handle(number, handler, handle=signal.signal):
 
 signal.signal = handle
 os._exit(-shim.main(sys.argv[1], ["-c", "import time; time.sleep(600)"]))
+"""
+# What Ray's workers are started with, without anything of the user's, with packages, and with another Python.
+HOOKED = """
+import importlib, json, os
+module, _, name = os.environ["RAY_RUNTIME_ENV_HOOK"].rpartition(".")
+hook = getattr(importlib.import_module(module), name)
+print(json.dumps([hook(None), hook({"pip": ["a"]}), hook({"py_executable": "mine"})]))
 """
 # What driver, workers and engines of a training import.
 IMPORTS = """
@@ -158,6 +165,20 @@ def test_given_a_stand_in_that_is_killed_while_it_asks_then_the_server_keeps_not
         os.close(writes)
         asks.close()
         assert select.select([pipe], [], [], LIMIT_S)[0] and pipe.read() == b""
+
+
+@pytest.mark.parametrize("has_hook", [True, False])
+def test_given_a_hook_and_a_python_of_the_user_s_then_ray_takes_them(small, tmp_path, has_hook):
+    (tmp_path / "mine.py").write_text("def hook(found):\n    return {**(found or {}), 'env_vars': {'A': '1'}}")
+    environment = cpu_environment(os.environ, code_path=tmp_path) | {"VERL_PLATFORM": ""}
+    environment |= {"RAY_RUNTIME_ENV_HOOK": "mine.hook"} if has_hook else {}
+    log = tmp_path / "log"
+    with ForkedTraining([small.python, "-c", HOOKED], environment=environment, log_file=log) as training:
+        training.watch(LIMIT_S)
+        assert training.exit_code == 0, log.read_text()
+    own = {"env_vars": {"A": "1"}} if has_hook else {}
+    found = json.loads(log.read_text())
+    assert found == [own | {"py_executable": small.python}, own | {"pip": ["a"]}, own | {"py_executable": "mine"}]
 
 
 @pytest.mark.parametrize("strike", ["stand-in", "its group", "fork", "the fork's group"])

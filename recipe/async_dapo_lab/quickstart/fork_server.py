@@ -3,7 +3,8 @@ for each training.
 
 Ray starts its workers, and `multiprocessing` what it spawns, by the `EXECUTABLE` in place of Python. So nothing of
 either is replaced. A fork differs from a process that was started: its parent is the server, its hash seed is that of
-all forks, and vLLM took Ray for missing. Who stops its stand-in by SIGSTOP does not stop it.
+all forks, libraries have the options that they read from the server's environment when they were imported, and vLLM
+found no Ray. SIGSTOP stops a fork's stand-in, and not the fork.
 """
 
 import os
@@ -52,7 +53,7 @@ _CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
 # Of the server. Forks write their environment where it has its own, and their titles before that, as in `own_ray`.
 _ROOM = {"ROOM_FOR_ENVIRONMENTS": "." * 64_000, "SPT_NOENV": "1"}
 _LIFE = "LIFE_OF_A_TRAINING"  # in the environment of all its processes
-_HOOK = "async_dapo_cpu.forked_workers.start_by_executable"  # reads the other variable
+_HOOK = "async_dapo_cpu.forked_workers.start_by_executable"  # reads the other two variables
 _MEMORY_S = 15.0  # between two looks
 
 
@@ -149,6 +150,8 @@ class ForkedTraining(TrainingProcess):
         self._mark = f"{_LIFE}={uuid.uuid4().hex}".encode()
         name, _, life = self._mark.decode().partition("=")
         forks = {name: life, "RAY_RUNTIME_ENV_HOOK": _HOOK, "STARTS_RAY_WORKERS": command[0], "SPT_NOENV": "1"}
+        if (hook := environment.get("RAY_RUNTIME_ENV_HOOK", _HOOK)) != _HOOK:
+            forks["RAY_RUNTIME_ENV_HOOK_OF_USER"] = hook
         super().__init__(command, environment={**environment, **forks}, **options)
         self._next_memory_look = 0.0
 
@@ -161,8 +164,8 @@ class ForkedTraining(TrainingProcess):
         return list(known.values())
 
     def _memory_bytes(self, processes: Sequence[psutil.Process]) -> int:
-        """A page that several forks have is counted once. The kernel takes 0.1 s for each of them: 0 if one has looked
-        a moment ago."""
+        """A page that several forks have is counted once. The kernel takes 0.1 s for each process, so this looks now
+        and then, and says 0 in between."""
         if time.monotonic() < self._next_memory_look:
             return 0
         self._next_memory_look = time.monotonic() + _MEMORY_S
