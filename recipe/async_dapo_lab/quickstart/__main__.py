@@ -271,7 +271,8 @@ def _again(options: Options) -> str:
 
 
 def _python() -> str:
-    """Behind the command, if there is one, that has this one run within what it starts, such as a service."""
+    """With the command of the variable `WITHIN` in front, which starts a service, such as an example's, and runs the
+    rest beside it."""
     return f"{os.environ.get(WITHIN, '')} {shlex.quote(str(_short(Path(sys.executable))))} -m".lstrip()
 
 

@@ -58,7 +58,7 @@ _MEMORY_S = 15.0  # between two looks
 
 
 class NoForkServer(Exception):
-    """It has not come up; the message says why."""
+    """The fork server has not come up; the message says why."""
 
 
 def start(folder: Path, *, owner: int, modules: Sequence[str] = MODULES) -> "subprocess.Popen[str]":
@@ -101,7 +101,7 @@ def ready(folder: Path, starting: "subprocess.Popen[str]") -> int:
 
 
 class ForkServer:
-    """One of this process: it imports while the context is open, and ends with it.
+    """A fork server of this process. It begins to import when the context is entered, and ends with it.
 
     Attributes:
         folder: for temporary files, with a short path. It goes with the server, also if this process is killed.
@@ -127,7 +127,7 @@ class ForkServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def executable(self) -> str:
-        """In place of `sys.executable`, when it is there.
+        """What starts a fork in place of `sys.executable`. Waits until the server has imported everything.
 
         Raises:
             NoForkServer
@@ -138,8 +138,8 @@ class ForkServer:
 
 
 class ForkedTraining(TrainingProcess):
-    """A training whose driver, workers and engines are forks. They are no descendants of this process: what belongs to
-    the training is told by its environment."""
+    """A training whose driver, workers and engines are forks. They are no descendants of this process: a variable in
+    their environment says that they belong to the training."""
 
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], **options: Any) -> None:
         """

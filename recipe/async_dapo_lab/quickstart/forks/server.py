@@ -111,7 +111,7 @@ class Server:
         return None
 
     def _take_ended(self) -> None:
-        """And orphans that forks have left."""
+        """Of forks, whose exit codes go to their stand-ins, and of orphans that forks have left."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 for connection in [one for one, fork in self._forks.items() if fork == ended[0]]:
@@ -166,7 +166,7 @@ def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _move(given: list[int], places: list[int]) -> None:
-    """Descriptors to the numbers that they had; all others are closed."""
+    """Give descriptors the numbers that they had in the stand-in; close all others."""
     above = max([*given, *places, 2]) + 1
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in given]
     start = 3
@@ -179,11 +179,11 @@ def _move(given: list[int], places: list[int]) -> None:
 
 
 def become(request: dict[str, Any], path: list[str], of_imports: dict[str, str]) -> None:
-    """Do as Python does that is started with these arguments.
+    """Do what a Python does that is started with these arguments.
 
     Args:
         path: of the installed packages.
-        of_imports: variables that imports have set, as they would have here.
+        of_imports: variables that imports have set in the server, as they would have in this process.
     """
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
@@ -227,8 +227,9 @@ def _without_flags(arguments: list[str]) -> tuple[str, str, list[str]]:
 
 
 def _show(environment: dict[str, str], *, beside: str) -> None:
-    """In /proc/PID/environ, as others see it: over what this process was started with, which has room. C finds it
-    there, too: what gives processes their titles looks for the title in front of it.
+    """Write the environment where others read it in /proc/PID/environ: over the one that this process was started
+    with, which has room. C's `environ` points there, too, as libraries that set a process's title look for the
+    arguments in front of it.
 
     Args:
         beside: is shown as well, and processes that this one starts do not inherit it.
@@ -245,7 +246,7 @@ def _show(environment: dict[str, str], *, beside: str) -> None:
 
 
 def _know_anew(environment: dict[str, str]) -> None:
-    """What libraries took up when they were imported, and every process has for itself."""
+    """Set again what libraries have set at their import and each process has for itself."""
     tempfile.tempdir = None
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
@@ -259,7 +260,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 class _KeptOut:
-    """Finds none of those modules."""
+    """Finds none of the modules `KEPT_OUT`."""
 
     def find_spec(self, name: str, *_: object) -> None:
         if name.partition(".")[0] in KEPT_OUT:
@@ -290,7 +291,7 @@ def main(folder: Path, owner: int, modules: list[str]) -> None:
         sys.stdout.write(f"{process}\n")
         sys.stdout.flush()
         os._exit(0)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # who has started it waits for the end of the other one
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # `ready` reads the pipe until all have closed it
     os.setsid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     gc.collect()
