@@ -46,8 +46,8 @@ def _number_of(error: BaseException) -> int | None:
 def how_to_go_on(config: DictConfig) -> str:
     """What is saved, and the command that goes on from there."""
     trainer, command = config.trainer, shlex.join(without_secrets(sys.orig_argv))
-    if "-P" in sys.orig_argv:  # as the reference scripts start it
-        command = f"PYTHONPATH={shlex.quote(os.environ['PYTHONPATH'])} {command}"
+    if "-P" in sys.orig_argv and (found_in := os.environ.get("PYTHONPATH")):  # as the reference scripts start it
+        command = f"PYTHONPATH={shlex.quote(found_in)} {command}"
     root = Path(trainer.default_local_dir).expanduser()
     saved = next((folder for folder in checkpoint_folders(root) if run_of(folder) is not None), None)
     if saved is None:

@@ -76,3 +76,5 @@ def test_given_a_run_of_a_reference_script_when_it_is_interrupted_then_the_comma
     trainer = {"default_local_dir": str(tmp_path), "save_freq": 2, "resume_mode": "auto"}
     told = how_to_go_on(OmegaConf.create({"trainer": trainer}))
     assert told.endswith("To begin anew: PYTHONPATH='/the recipe:/where I stand' python3 -P -m module")
+    monkeypatch.delenv("PYTHONPATH")  # an installed recipe needs none
+    assert how_to_go_on(OmegaConf.create({"trainer": trainer})).endswith("To begin anew: python3 -P -m module")
