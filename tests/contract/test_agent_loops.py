@@ -51,7 +51,7 @@ def test_hydra_s_own_keys_keep_their_meaning(registry) -> None:
     assert (loop.tools, loop.extra) == (["calculator"], 4)
 
 
-def test_a_worker_has_imported_the_users_loops_before_its_first_trajectory(monkeypatch, tmp_path) -> None:
+def test_a_worker_has_imported_the_users_loops_before_its_first_trajectory(monkeypatch, tmp_path, caplog) -> None:
     """It would stop the worker's event loop for as long as that takes; one that is not used need not be there."""
     monkeypatch.setattr(AgentLoopWorker, "__init__", lambda self, config: setattr(self, "config", config))
     for name in ("show_logs", "join_queue"):
@@ -62,7 +62,7 @@ def test_a_worker_has_imported_the_users_loops_before_its_first_trajectory(monke
         monkeypatch.setitem(_agent_loop_registry, f"own-{number}", {"_target_": f"{module}.Own"})
     try:
         worker.AsyncDAPOAgentLoopWorker(compose_run(valid_overrides(tmp_path)))
-        assert "loop_of_a_user" in sys.modules
+        assert "loop_of_a_user" in sys.modules and "no_such_module" not in caplog.text
     finally:
         sys.modules.pop("loop_of_a_user", None)
 

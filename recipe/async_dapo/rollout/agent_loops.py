@@ -6,6 +6,7 @@ A copy without it refuses such a loop: after a stop it would run again without i
 """
 
 import functools
+import importlib
 import platform
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -82,12 +83,12 @@ class AgentLoopFactory:
 
 
 def import_loops() -> None:
-    """Import the agent loops that users have registered. What cannot be imported here is told where it is made: a
-    file may name loops that the run does not use.
+    """Import the modules of the agent loops that users have registered. What cannot be imported here is told where the
+    loop is made, and not here: a file may name loops that the run does not use.
     """
     for entry in list(_agent_loop_registry.values()):
         with suppress(Exception), contained():
-            hydra.utils.get_object(entry["_target_"])
+            importlib.import_module(entry["_target_"].rpartition(".")[0])  # Hydra's `get_object` would log an error
 
 
 async def run_loop(agent_loop: AgentLoopBase, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:
