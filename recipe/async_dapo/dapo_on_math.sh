@@ -42,6 +42,11 @@ if [[ -d $model_path ]]; then model_path=$(cd -- "$model_path" && pwd); fi
 run=$(basename -- "${model_path,,}") # each model has a folder of checkpoints of its own
 recipe_dir=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 parent_dir=$(dirname -- "$recipe_dir")
+other=$PWD/$(basename -- "$parent_dir")
+if [[ -e $other/__init__.py && ! $other -ef $parent_dir ]]; then
+  echo "$name: Python would take the package $other for that of the recipe, $parent_dir; call it from another folder" >&2
+  exit 1
+fi
 PYTHONPATH=$(dirname -- "$parent_dir"):$PWD${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONPATH
 

@@ -110,6 +110,15 @@ def test_given_relative_paths_when_run_from_elsewhere_then_they_begin_where_the_
     assert "ok   data" in done.stdout and "Everything is in order" in done.stdout
 
 
+def test_given_a_folder_with_a_package_of_the_recipe_s_parent_s_name_when_called_there_then_it_is_refused(tmp_path):
+    """Python prefers one with `__init__.py` to a folder without, and Ray's workers look in the working folder first."""
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "__init__.py").touch()
+    done = run_script(SCRIPT, folder=tmp_path, DATA_HOME="/tmp")
+    assert done.returncode != 0 and not done.stdout
+    assert f"Python would take the package {tmp_path}/recipe for that of the recipe" in done.stderr
+
+
 @pytest.mark.parametrize("script", [SCRIPT, EXPERTS, SMALL, AT_ROOT], ids=["dense", "experts", "small", "at root"])
 def test_given_a_call_for_help_when_run_then_the_variables_are_explained_and_nothing_starts(script, tmp_path):
     done = run_script(script, "--help", folder=tmp_path)
