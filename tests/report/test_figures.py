@@ -1,7 +1,10 @@
 """What an evaluation counts: mean@k, pass@k and lengths, of answers that verl's dump holds and of those that failed."""
 
 import json
+import os
+from contextlib import nullcontext
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.record.checkpoint_folder import saving
+from recipe.async_dapo_lab.evaluate import __main__ as evaluate
 from recipe.async_dapo_lab.evaluate.figures import best_of, by_source, figures, joined, read_dump, shortened, table
 from recipe.async_dapo_lab.evaluate.subject import Subject
 from recipe.async_dapo_lab.saved_run import SavedRun
@@ -99,6 +103,31 @@ def test_a_run_is_evaluated_with_its_own_options_its_newest_checkpoint_and_folde
     assert alone.overrides == ["data.seed=1"] and alone.checkpoint == found.checkpoint and alone.saved.record == run
     written = [one for one in overrides if str(run) in one and "resume_from_path" not in one]
     assert not written, "nothing is written into the run's folder"
+
+
+def test_a_run_is_evaluated_where_it_was_started_by_this_recipe_and_not_by_one_that_lies_there(tmp_path, monkeypatch):
+    """Reference scripts are started in folders of the user's, which Python would look at first."""
+    started: list[tuple[list[str], str, Path]] = []
+
+    class Ended(nullcontext[None]):
+        exit_code = 0
+
+        def __init__(self, command: list[str], *, environment: dict[str, str], log_file: Path, folder: Path) -> None:
+            super().__init__()
+            log_file.touch()
+            started.append((command, environment["PYTHONPATH"], folder))
+
+    monkeypatch.setattr(evaluate, "TrainingProcess", Ended)
+    monkeypatch.setenv("PYTHONPATH", "/given")
+    launch = {"overrides": ["data.seed=1"], "folder": str(tmp_path)}
+    description = {"name": "run", "system": "partial", "started_s": 0.0, "launch": launch}
+    (tmp_path / "run.json").write_text(json.dumps(description))
+    with saving(tmp_path / "global_step_4", [b"pool"]):
+        (tmp_path / "global_step_4" / "actor").mkdir(parents=True)
+    evaluate._run([], subject(str(tmp_path)), folder=tmp_path, ray_folder=tmp_path)
+    [(command, path, folder)] = started
+    assert command[1:3] == ["-P", "-m"] and folder == tmp_path
+    assert path.split(os.pathsep) == [str(evaluate._CODE_PATH), "/given", str(tmp_path)]
 
 
 def test_a_model_is_evaluated_by_its_path_and_one_that_says_nothing_of_its_training_by_the_options_that_are_given(

@@ -1,5 +1,6 @@
 """A rehearsal takes what training takes: the same configuration, the same refusals, and options that act."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo_lab.plan.candidates import bound_of
 from recipe.async_dapo_lab.plan.hardware import load_model
 from recipe.async_dapo_lab.rehearsal import options as options_module
+from recipe.async_dapo_lab.rehearsal import supervisor
 from recipe.async_dapo_lab.rehearsal.emulation import (
     check_rehearsable,
     emulate,
@@ -51,6 +53,15 @@ def stand_in_run(composed: DictConfig, tmp_path: Path) -> ComposeRun:
         return config
 
     return compose_with
+
+
+def test_given_a_reference_script_when_a_run_is_rehearsed_then_what_lies_where_the_user_stands_does_not_run(
+    monkeypatch, tmp_path
+):
+    for is_safe in (True, False):
+        monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=is_safe))
+        command = supervisor._command(["data.seed=1"], tmp_path, SimpleNamespace(path=tmp_path))
+        assert (command[1] == "-P") is is_safe and f"{supervisor.__package__}.run" in command
 
 
 def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_and_keeps_its_shape(stand_in_run):

@@ -161,13 +161,14 @@ def _question(config: DictConfig, model: str, text: str, samples: int) -> Questi
 
 
 def _run(overrides: Sequence[str], subject: Subject, *, folder: Path, ray_folder: Path) -> None:
-    environment: Mapping[str, str] = os.environ | {"PYTHONPATH": _python_path(os.environ)}
+    environment = os.environ | {"PYTHONPATH": _python_path(os.environ)}
     if subject.saved.runs_on_cpu:
         environment = run_environment(os.environ, code_path=_CODE_PATH, output=folder, ray_folder=ray_folder)
         environment["TMPDIR"] = str(ray_folder)
+    started_in = subject.saved.started_in or Path.cwd()
+    environment["PYTHONPATH"] += f"{os.pathsep}{started_in}"  # behind this recipe: another may lie there
     log = TrainLog(file=folder / "train.log")
-    command = [sys.executable, "-m", train.MODULE, *overrides]
-    started_in = subject.saved.started_in
+    command = [sys.executable, "-P", "-m", train.MODULE, *overrides]
     process = TrainingProcess(command, environment=environment, log_file=log.file, folder=started_in)
     with process:
         while True:

@@ -113,6 +113,7 @@ def _run(overrides: Sequence[str], folder: Path) -> Ended:
 def _command(overrides: Sequence[str], folder: Path, ray: RayFolder) -> list[str]:
     return [
         sys.executable,
+        *(["-P"] if sys.flags.safe_path else []),  # as the reference scripts start this process
         "-m",
         f"{__package__}.run",
         *overrides,
