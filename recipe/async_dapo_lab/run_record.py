@@ -20,7 +20,7 @@ class RunDescription:
     gpus: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)  # option -> value, those that a reader asks for first
     checkpoints: str = ""  # folder
-    launch: Mapping[str, Any] = field(default_factory=dict)  # `overrides` and the `folder` they were given in
+    launch: Mapping[str, Any] = field(default_factory=dict)  # as `note_launch` of the recipe has noted it
     versions: Mapping[str, str] = field(default_factory=dict)  # package -> version
     machine: str = ""
 

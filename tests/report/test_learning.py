@@ -135,6 +135,10 @@ def test_the_page_has_the_answers_and_what_was_run_with_a_command_that_can_be_gi
     assert "<b>step 4, score 1</b><pre>4</pre>" in text and "1970-01-01 00:00 UTC" in text
     assert "verl 0.9.1" in text and "8 x H100" in text
     assert "&#x27;data.train_files=&#x27;&quot;&#x27;&quot;&#x27;a b.parquet" in text and "/home/me" in text
+    assert "<pre>python -m recipe.async_dapo_lab.train" in text
+    launch["python_path"] = "/the recipe:/home/me"  # of a reference script
+    (folder / "run.json").write_text(json.dumps({name: getattr(description, name) for name in description.__slots__}))
+    assert "PYTHONPATH=&#x27;/the recipe:/home/me&#x27; python -P -m recipe." in write_report([folder]).read_text()
 
 
 def test_steps_of_other_jobs_are_not_called_faster(tmp_path):

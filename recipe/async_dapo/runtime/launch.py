@@ -5,8 +5,10 @@ record nor a command that is printed holds the value of a secret.
 import json
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 LAUNCH_VARIABLE = "ASYNC_DAPO_LAUNCH"
 # Names of options that may hold keys of services: the variables of the processes, and those that say so.
@@ -15,10 +17,13 @@ _SECRET = re.compile(r"(env_vars|api_?key|secret|password|hf_token|access_token|
 
 def note_launch(overrides: Sequence[str]) -> None:
     """For a driver, before it starts Ray: its Hydra overrides, behind the flags that name a yaml of the user's, and the
-    folder that their relative paths begin at.
+    folder that their relative paths begin at; where Python finds the recipe, if that is elsewhere.
     """
     kept = [override for override in overrides if not _SECRET.search(override)]
-    os.environ[LAUNCH_VARIABLE] = json.dumps({"overrides": kept, "folder": str(Path.cwd())})
+    noted: dict[str, Any] = {"overrides": kept, "folder": str(Path.cwd())}
+    if sys.flags.safe_path:  # the reference scripts: Python does not look for the recipe in that folder
+        noted["python_path"] = os.environ.get("PYTHONPATH", "")
+    os.environ[LAUNCH_VARIABLE] = json.dumps(noted)
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:

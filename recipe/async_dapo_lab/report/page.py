@@ -151,7 +151,9 @@ def _what_was_run(run: Run) -> Iterator[str]:
     known = [(name, [text]) for name, text in rows if text]
     overrides = [one for one in of.launch.get("overrides", ()) if not one.startswith("async_dapo.recorder=")]
     if overrides:  # the module of the command adds the lab's recorder itself
-        command = " \\\n    ".join(["python -m recipe.async_dapo_lab.train", *map(shlex.quote, overrides)])
+        found_in = of.launch.get("python_path")
+        python = "python" if found_in is None else f"PYTHONPATH={shlex.quote(found_in)} python -P"
+        command = " \\\n    ".join([f"{python} -m recipe.async_dapo_lab.train", *map(shlex.quote, overrides)])
         place = f"<p>In the folder {escape(of.launch['folder'])}:</p>" if "folder" in of.launch else ""
         yield f"<details><summary>What was run</summary>{_table('what', ['value'], known)}{place}"
         yield f"<pre>{escape(command)}</pre></details>"
