@@ -71,8 +71,8 @@ def _cuts(it: Run, part: str) -> bool:
 
 def _has_actors_of_its_own(it: Run) -> bool:
     """verl's `remote`, where no process of ours takes the place of its actors."""
-    manager, is_sandboxed = it.reward.reward_manager, it.reward.sandbox_fusion.url is not None
-    is_verls = is_sandboxed and it.reward.custom_reward_function.path is None
+    manager, sandbox = it.reward.reward_manager, it.get("reward.sandbox_fusion.url")
+    is_verls = sandbox is not None and it.reward.custom_reward_function.path is None
     has_processes = "reward_processes" in it.options.extensions and not is_verls
     return (manager.source, manager.name) == ("register", "remote") and not has_processes
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ...config.extensions import not_here, of_copy
 from ...config.options import AsyncDAPOConfig
@@ -42,7 +42,8 @@ def check_reward(
     reward = config.reward
     custom = reward.custom_reward_function
     make_trial = of_copy("reward_trial")
-    needs_cluster = reward.reward_model.enable or (custom.path is None and reward.sandbox_fusion.url)
+    sandbox = OmegaConf.select(config, "reward.sandbox_fusion.url")  # the node may be null, for verl
+    needs_cluster = reward.reward_model.enable or (custom.path is None and sandbox)
     reasons = (
         (make_trial is None, not_here("reward_processes")),
         (options.reward.processes == 0, "async_dapo.reward.processes=0"),

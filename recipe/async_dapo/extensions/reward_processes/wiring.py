@@ -36,7 +36,7 @@ def wire(config: DictConfig, options: AsyncDAPOConfig) -> None:
     """
     reward, processes = config.reward, options.reward.processes
     custom = reward.custom_reward_function
-    if custom.path is None and reward.sandbox_fusion.url:
+    if custom.path is None and OmegaConf.select(config, "reward.sandbox_fusion.url"):
         _say(config, in_words=options.reward_function, waits_in_line=True)
         return
     function = function_of(config, timeout_s=options.reward.timeout_s)

@@ -11,6 +11,7 @@ from recipe.async_dapo.core.users_errors import RaisedElsewhere
 from recipe.async_dapo.extensions.reward_processes import wiring
 from recipe.async_dapo.extensions.reward_processes.wiring import wire
 from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.startup.rules import check_options
 
 from ....support.composed_runs import write_reward
 
@@ -70,6 +71,13 @@ def test_without_a_function_verls_own_is_isolated_and_a_sandbox_is_left_to_verl(
     assert (function.path, function.name) == ("pkg://verl.utils.reward_score", "default_compute_score")
     config = run("reward.custom_reward_function.path=null", "reward.sandbox_fusion.url=http://sandbox")
     assert isolated(config).path is None
+
+
+@pytest.mark.parametrize("overrides", [[], ["reward.custom_reward_function.path=null"]])
+def test_a_sandbox_that_is_null_is_none(run, overrides):
+    config = run("reward.sandbox_fusion=null", *overrides)
+    check_options(config, AsyncDAPOConfig.from_hydra(config))
+    assert isolated(config).path == f"pkg://{wiring.__name__}"
 
 
 def test_without_processes_all_is_left_to_verl_and_the_time_limit_is_that_of_the_whole_call(run):
