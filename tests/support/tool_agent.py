@@ -1,6 +1,7 @@
 """A multi-turn task for a model that cannot call tools: every response counts as a call."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
@@ -17,7 +18,6 @@ from . import till
 
 TURNS = 3
 sandbox.LIMIT_S = 300.0  # a piece of code that a busy machine starts late is none that never ends
-GREEDY = {"temperature": 0.0, "stop": ["01:"]}  # which begins the last line of most answers
 
 
 @ToolParser.register("every_response_calls")
@@ -29,9 +29,17 @@ class EveryResponseCalls(ToolParser):
 
 class NextProblemLoop(ToolAgentLoop):
     """Of two trajectories one runs verl's loop, and one a loop of its own at temperature 0. Both note each interruption
-    (alive over it or not) and each end. They have no state to keep, but the run decides how many stay alive."""
+    (alive over it or not) and each end. They have no state to keep, but the run decides how many stay alive.
+
+    Args:
+        stop: texts that end an answer of its own loop.
+    """
 
     keeps_state = True
+
+    def __init__(self, *args: Any, stop: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._greedy = {"temperature": 0.0} | ({"stop": [*stop]} if stop else {})
 
     async def run(self, sampling_params: dict[str, Any], **sample: Any) -> AgentLoopOutput:
         is_own = sample["session_id"] % 2 == 0
@@ -56,7 +64,7 @@ class NextProblemLoop(ToolAgentLoop):
 
     async def _run_greedy(self, sampling_params: dict[str, Any], **sample: Any) -> AgentLoopOutput:
         is_training = sampling_params["temperature"] > 0
-        dialogue = Dialogue(self, sample["raw_prompt"], sampling_params | GREEDY)
+        dialogue = Dialogue(self, sample["raw_prompt"], sampling_params | self._greedy)
         total = Total() if is_training and sample["session_id"] == 0 else None
         try:
             if total is not None:

@@ -56,6 +56,7 @@ AGENT_LOOPS = """
 - name: next_problem_loop
   _target_: tests.support.tool_agent.NextProblemLoop
 """
+STOP = "  stop: ['01:']\n"  # which begins the last line of most answers; refused with KV in host memory
 
 
 KILLED = "partial, killed once"
@@ -72,7 +73,7 @@ def run(request, assets, tmp_path_factory) -> Run:
 
 def start(assets: Assets, folder: Path, strategy: str, *, is_killed: bool) -> Run:
     (folder / "reward.py").write_text(REWARD)
-    (folder / "loops.yaml").write_text(AGENT_LOOPS)
+    (folder / "loops.yaml").write_text(AGENT_LOOPS + STOP * (strategy == "partial"))
     pd.read_parquet(assets.train_file).head(PROMPTS).to_parquet(folder / "prompts.parquet")
     rollout = "actor_rollout_ref.rollout"
     overrides = (
