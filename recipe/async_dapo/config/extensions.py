@@ -138,7 +138,11 @@ WITHOUT = {
         "they are cut as verl cuts them: ranks have equal work in the whole step only, and of trajectories of several "
         "rows each row counts as one",
     ),
-    "one_pass": ("log-probs", "a pass computes them before every update, also where a step has one"),
+    "one_pass": (
+        "log-probs",
+        "a pass computes them before every update, also before the only one of a step; with importance_sampling=bypass "
+        "there is no pass, and a step has no metrics async_dapo/importance/",
+    ),
     "policy_health": ("valid groups", "where hardly any is valid, nothing looks at whether the policy has collapsed"),
     "shipping": (
         "other nodes",
