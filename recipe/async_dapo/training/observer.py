@@ -24,7 +24,7 @@ class Observer(PoolWatch):
         """Training begins, or goes on from a checkpoint."""
 
     def begin_phase(self, name: str | None) -> None:
-        """The trainer turns to something else, for example to the rollout; None: it has done that."""
+        """The trainer begins a phase, for example the rollout; None: the phase has ended, and no other has begun."""
 
     def ended(self, record: RoundRecord, groups: Mapping[str, PromptGroup]) -> None:
         """Groups have ended, and others come back with what they have generated: the pool takes them next, and then

@@ -51,7 +51,9 @@ class Passes:
         return f"{'no' if self._correction.bypass_mode else 'a'} pass of log-probs before the update"
 
     def loss(self) -> Any:
-        """What workers call in place of verl's `ppo_loss`; None: that. Of configuration and options alone."""
+        """The loss that workers call in place of verl's `ppo_loss`; None: that one. It depends on configuration and
+        options alone, as it is asked for before a subclass is complete.
+        """
         return None
 
     def begin(self) -> None:

@@ -201,7 +201,7 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     @contextmanager
     def _updating_weights(self) -> Iterator[None]:
-        """Its time is measured, and told to observers."""
+        """Measures its time, and notifies observers."""
         self._begin_phase("weights")
         with marked_timer("update_weights", self.timing_raw, color="red"):
             yield
@@ -248,7 +248,9 @@ class AsyncDAPOTrainer(PPOTrainer):
         return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """As verl has it, and as the cut into updates needs it, which sizes them first: verl reads the sizes."""
+        """The multiple that verl needs, and that the cut into updates needs, too. The cut comes first: it sizes the
+        mini-batches, and verl reads their sizes.
+        """
         padded_rows = self._step_updates.fit(self._keys, dp_size, has_ref=self.use_reference_policy)
         return math.lcm(super()._get_required_batch_multiple(dp_size), padded_rows)
 

@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 
 class JudgedPasses(Passes):
-    """Until the engines are judged by the first tokens of the newest weights, a pass comes before every update,
-    whatever corrects, and whatever other extensions do in its place.
+    """The passes of a run whose engines are judged by the first tokens of the newest weights. Until they are, a pass
+    comes before every update, whatever corrects, and whatever other extensions do in its place.
     """
 
     def __init__(self, *args: Any) -> None:

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 class ConcurrencyLog(Observer):
+    """The observer that writes this line."""
+
     _buffer: "RoundReplayBuffer"
 
     def __init__(self, options: AsyncDAPOConfig) -> None:

@@ -12,7 +12,7 @@ from . import row_advantages, row_weights
 
 
 class RowPasses(Passes):
-    """A step of one row a trajectory is verl's own."""
+    """The passes of steps whose trajectories may have several rows. Where each has one row, a step is verl's own."""
 
     def loss(self) -> Any:
         loss = super().loss()

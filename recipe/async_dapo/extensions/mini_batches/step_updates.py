@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 class BalancedUpdates(StepUpdates):
-    """verl would make more updates of a step whose trajectories have several rows. As many are made as options say,
-    each of as many whole trajectories.
+    """Updates in each of which all training ranks have equal work. Of a step whose trajectories have several rows verl
+    would make more updates; here as many are made as options say, each of as many whole trajectories.
     """
 
     def __init__(self, config: DictConfig, *, has_critic: bool) -> None:

@@ -11,7 +11,7 @@ from .correction import Mixture
 
 
 class MixturePasses(Passes):
-    """Weighs older tokens against the mixture of their group's versions."""
+    """The passes of a run that weighs older tokens against the mixture of their group's versions."""
 
     def begin(self) -> None:
         super().begin()

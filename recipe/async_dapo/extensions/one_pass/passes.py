@@ -16,7 +16,7 @@ from .conditions import why_two_passes
 
 
 class OnePass(Passes):
-    """Leaves the pass before an update out, and tells the loss to compute what it would have said."""
+    """The passes of steps of which those with one update have no pass before it: the loss computes its log-probs."""
 
     _is_one = False  # in this step the update computes pi_prox itself
 

@@ -20,7 +20,7 @@ FIGURES = (
 
 
 class HealthWatch(Observer):
-    """Judges the policy of a run that begins, or goes on: it keeps no state."""
+    """The observer that judges the policy by the steps of this life: a checkpoint holds nothing of it."""
 
     def __init__(self, options: AsyncDAPOConfig) -> None:
         self._health = PolicyHealth(FIGURES, rejected_share=keys.REJECTED_RATIO, skipped=keys.SKIPPED_UPDATE)

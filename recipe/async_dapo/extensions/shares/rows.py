@@ -15,6 +15,8 @@ from ...training.training_rows import fresh_groups
 
 
 class Rows(Protocol):
+    """The rows of the training data."""
+
     @property
     def sources(self) -> Sequence[str] | None:
         """The data source of each; None = the data set is no table that says so."""

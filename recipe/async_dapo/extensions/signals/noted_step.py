@@ -14,6 +14,8 @@ _STEP_KEY = b"async_dapo_step_of_job_"
 
 
 class StepNotes(Observer):
+    """The observer that notes each step as its rollout begins."""
+
     _trainer: "AsyncDAPOTrainer"
 
     def __init__(self, options: AsyncDAPOConfig) -> None:
