@@ -25,7 +25,7 @@ class Source(Observer):
         return Mix(over_sampling)
 
     def begin(self, trainer: "AsyncDAPOTrainer") -> None:
-        """The data are loaded, those of this trainer.
+        """The trainer has loaded its data.
 
         Raises:
             ConfigError: if they are not what options take them to be.
