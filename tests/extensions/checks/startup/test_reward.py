@@ -92,7 +92,8 @@ def test_a_module_with_classes_and_a_pool_that_reads_the_turns_is_accepted_with_
     overlong = [f"{OVERLONG}.enable=True", f"{OVERLONG}.len=8", f"{OVERLONG}.penalty_factor=1.0"]
     named = [f"reward.custom_reward_function.path={path}", f"reward.reward_manager.name={manager}"]
     check_all(run(*named, *(["reward.reward_kwargs.max_resp_len=32", *overlong] if manager == "dapo" else [])))
-    path.write_text(MODULE.replace("== 2", "== 3"))
+    # Longer: bytecode of the first text would be taken for that of one as long, of the same second.
+    path.write_text(MODULE.replace("== 2", "== 30"))
     assert "scoring an empty answer failed: AssertionError() at reward.py:17" in refusal(run, *named)
 
 
