@@ -4,22 +4,12 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.config.values import Auto, RolloutStrategy
+from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.round_parts import ALL
-from recipe.async_dapo.core.stop_rules import StopRuleName
 
 from ..support.simulated_cluster import Cluster, resumed
-from ..support.simulated_options import options
+from ..support.simulated_options import AUTO, options
 from ..support.simulated_worker import Task
-
-AUTO = {
-    "rollout_pool_size": Auto.AUTO,
-    "over_sampling_batch_size": Auto.AUTO,
-    "max_loads_per_server": None,
-    "rollout_strategy": RolloutStrategy.PARTIAL,
-    "stop_rule": StopRuleName.FIRST_COMPLETED,
-    "target_valid_groups": 8,
-}
 
 
 def small_engines(cluster: Cluster, *, capacity: int) -> None:

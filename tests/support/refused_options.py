@@ -6,6 +6,7 @@ Overrides that it refuses -> what makes them right. `-name` is a package that is
 
 EXAMPLES = """
 trainer.critic_warmup=5 -> trainer.critic_warmup=0
+trainer.val_only=True trainer.val_before_train=False -> trainer.val_before_train=True
 trainer.resume_from_path=/a/global_step_3 -> trainer.resume_mode=resume_path
 saves actor.checkpoint.save_contents=[model,hf_model] -> trainer.resume_mode=disable
 actor.checkpoint.load_contents=[model] -> trainer.resume_mode=disable

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.config.options import AsyncDAPOConfig, CallsConfig, FilterConfig, Selection
-from recipe.async_dapo.config.values import Placement, RolloutStrategy, SelectBy
+from recipe.async_dapo.config.values import Auto, Placement, RolloutStrategy, SelectBy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 from .scripted_reward import reward_options
@@ -13,6 +13,14 @@ from .scripted_reward import reward_options
 STRATEGIES = pytest.mark.parametrize("strategy", list(RolloutStrategy))
 
 MAX_LENGTH_TOK = 1000
+AUTO = {  # a run that sizes itself
+    "rollout_pool_size": Auto.AUTO,
+    "over_sampling_batch_size": Auto.AUTO,
+    "max_loads_per_server": None,
+    "rollout_strategy": RolloutStrategy.PARTIAL,
+    "stop_rule": StopRuleName.FIRST_COMPLETED,
+    "target_valid_groups": 8,
+}
 
 
 def options(**changes: Any) -> AsyncDAPOConfig:

@@ -142,9 +142,9 @@ class Round:
     @property
     def available(self) -> Mapping[str, AvailableGroups]:
         """Groups of each part that are valid or can still become so."""
-        return {name: self._at_hand(name, *GroupState) for name in self._parts}
+        return {name: self._available(name, *GroupState) for name in self._parts}
 
-    def _at_hand(self, name: str, *states: GroupState) -> AvailableGroups:
+    def _available(self, name: str, *states: GroupState) -> AvailableGroups:
         """Groups of a part that are valid, or in these states."""
         unfinished = self._groups.num(*states, part=name)
         return self._parts[name].available(unfinished=unfinished, certain=self._groups.num_certain(name))
@@ -172,7 +172,7 @@ class Round:
             return {}
         startable = {(GroupState.BEGUN, name): 0 for name in self._parts}
         for name, part in self._parts.items():
-            begun = self._at_hand(name, GroupState.RUNNING, GroupState.BEGUN)
+            begun = self._available(name, GroupState.RUNNING, GroupState.BEGUN)
             if (part.quota.begins_ahead or not part.is_filled) and self._can_be_trained(part, begun):
                 startable[GroupState.FRESH, name] = 2 if part.is_ahead(begun) else 1
         return startable

@@ -85,6 +85,8 @@ _STRATEGY = "async_dapo.rollout_strategy={it.options.rollout_strategy} keeps the
 RULES: tuple[Rule, ...] = (
     Rule("trainer.critic_warmup", lambda it: it.trainer.critic_warmup > 0 and not it.has["critic"],
          "there is no critic, and the actor would not train; set 0"),
+    Rule("trainer.val_only", lambda it: it.trainer.val_only and not it.trainer.val_before_train,
+         "is ignored without trainer.val_before_train=True"),
     Rule("trainer.resume_from_path",
          lambda it: bool(it.trainer.resume_from_path) is not (it.trainer.resume_mode == "resume_path"),
          "is read with trainer.resume_mode=resume_path alone, and needed there, but that is {it.trainer.resume_mode}; "

@@ -71,8 +71,6 @@ def _is_uneven(it: Run, model: str, sizes: str, dynamic: str) -> bool:
 
 # fmt: off
 ROWS: tuple[Rule, ...] = (
-    Rule("trainer.val_only", lambda it: it.trainer.val_only and not it.trainer.val_before_train,
-         "is ignored without trainer.val_before_train=True"),
     Rule(_VALIDATION + "do_sample", lambda it: it.validation.temperature == 0 and it.validation.do_sample,
          f"is ignored: verl's V1 trainer samples as {_VALIDATION}temperature says, and 0 is greedy; set False, or a "
          "temperature > 0"),

@@ -45,7 +45,7 @@ class Mixture:
         self._limit = StalenessLimit(max_staleness=options.max_staleness)
         micro_batch = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
         self._multiple = workers.world_size * micro_batch
-        self._at_hand: set[int] = set()
+        self._kept_versions: set[int] = set()
         self._on_ranks = partial(workers.call_extension, NAME)
         self._on_ranks("snapshots.begin")
 
@@ -58,7 +58,7 @@ class Mixture:
         sampled = [versions_T >= 0 for versions_T in rows["policy_versions"]]
         versions = _compressed(rows["policy_versions"], sampled)
         groups = store.members_by_group(batch)
-        plan = plan_mixtures([*map(segments_of, versions)], groups.values(), self._at_hand | {step - 1})
+        plan = plan_mixtures([*map(segments_of, versions)], groups.values(), self._kept_versions | {step - 1})
         scored = {step - 1: dict(enumerate(rows["old_log_probs"]))}
         older = plan.passes_before(step - 1)
         for version, members in older.items():
@@ -111,7 +111,7 @@ class Mixture:
     def _keep(self, step: int) -> int:
         """Returns the bytes of all snapshots of all ranks."""
         oldest = self._limit.oldest_trainable(step + 1)
-        self._at_hand = {version for version in self._at_hand | {step - 1} if version >= oldest}
+        self._kept_versions = {version for version in self._kept_versions | {step - 1} if version >= oldest}
         return sum(self._on_ranks("snapshots.keep", step - 1, oldest))
 
     def _score(self, batch: KVBatchMeta, members: Sequence[int]) -> dict[int, Tensor]:

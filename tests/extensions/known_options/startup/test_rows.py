@@ -8,7 +8,6 @@ from ....support.composed_runs import of_options
 from ....support.refusals import AFTER_RULES, assert_refused, in_full
 
 EXAMPLES = """
-trainer.val_only=True trainer.val_before_train=False -> trainer.val_before_train=True
 rollout.val_kwargs.do_sample=True -> rollout.val_kwargs.do_sample=False
 rollout.val_kwargs.temperature=1 -> rollout.val_kwargs.do_sample=True
 rollout.val_kwargs.n=4 -> rollout.val_kwargs.n=1
