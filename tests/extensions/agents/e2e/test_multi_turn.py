@@ -31,16 +31,19 @@ SANDBOX = "pieces.put(line)"  # in the command of a sandbox's process
 TOLERANCE = 1e-4  # nats, float32
 END_S = 60.0
 
+OF_ROUNDS = (
+    f"async_dapo.rollout_pool_size={POOL_SIZE}",
+    f"async_dapo.over_sampling_batch_size={HELD}",
+)
 LIMITS: dict[str, tuple[str, ...]] = {
+    # Of eight responses one is nearly always over the limit, and the first step trains on whole groups.
     "partial": (
-        f"async_dapo.rollout_pool_size={POOL_SIZE}",
+        *OF_ROUNDS,
         f"async_dapo.max_tokens_per_round={ROUND_LIMIT_TOK}",
-        f"async_dapo.over_sampling_batch_size={HELD}",
-        # Of eight responses one is nearly always over the limit, and the first step trains on whole groups.
         "actor_rollout_ref.rollout.n=4",
         "actor_rollout_ref.actor.optim.lr=0",
     ),
-    "partial_stale_kv": (),
+    "partial_stale_kv": OF_ROUNDS,
 }
 VALIDATED = (
     "trainer.val_before_train=True",
