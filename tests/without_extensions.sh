@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Deletes each extension in turn, with its tests, in a copy of what git knows, and runs the fast tier there; last, all of
-# them together. Two at a time, each in a copy of its own. Needs the packages of `run_tests.sh` in .venv, or in PYTHON's
-# environment.
-# usage: without_extensions.sh [NAME ...]
+# Deletes each extension in turn, with its tests and those that stand on it, in a copy of what git knows, and runs the
+# fast tier there; last, all of them together. Two at a time, each in a copy of its own. Needs the packages of
+# `run_tests.sh` in .venv, or in PYTHON's environment.
+# usage: without_extensions.sh ["NAME ..." ...]    each argument is a case: extensions that are deleted together
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-$PWD/.venv/bin/python}
 cases=("$@")
-for name in "$@"; do
+words="$*"
+for name in $words; do
   [[ -e recipe/async_dapo/extensions/$name ]] || { echo "no extension is called $name" && exit 2; }
 done
 if [[ $# -eq 0 ]]; then
@@ -17,6 +18,11 @@ if [[ $# -eq 0 ]]; then
   done
   cases+=("${cases[*]}")
 fi
+
+stand_on_these='
+import sys
+from recipe.async_dapo.config.extensions import with_what_stands_on
+print(*with_what_stands_on(sys.argv[1].split()))'
 
 make_copy() {
   mkdir "$1"
@@ -28,7 +34,7 @@ make_copy() {
 # As `run_tests.sh --fast`, in one lane. The folders come back afterwards: all else keeps its bytecode.
 without() {
   local copy=$1 names=$2 name folder kept status=0
-  [[ " $names " != *" agents "* || " $names " == *" gateway "* ]] || names+=" gateway" # goes with it
+  names=$("$python" -c "$stand_on_these" "$names") || return 1
   kept=$copy.kept
   for name in $names; do
     for folder in {recipe/async_dapo,tests}/extensions/"$name"; do

@@ -27,6 +27,7 @@ class Declared:
     Places where it plugs in are named as "module.attribute" of its folder; an empty one is not used.
 
     Attributes:
+        stands_on: another extension, which it may import, and without which it goes, too.
         together: rows that are judged as those of `TOGETHER` are, by the recipe's options, for the planner too.
         rules: rows that are judged as those of `startup/rules.py` are, by all options.
         option_tree: makes the `OptionTree` of `startup/overrides.py`; at most one in a copy.
@@ -54,6 +55,7 @@ class Declared:
         wire: `wire(config, options)`, called once, in the first actor, before anything is built.
     """
 
+    stands_on: str = ""
     together: tuple[Rule, ...] = ()
     rules: tuple[Rule, ...] = ()
     option_tree: str = ""
@@ -165,6 +167,14 @@ def load(name: str, place: str) -> Any:
     """A "module.attribute" of an extension."""
     module, _, attribute = place.rpartition(".")
     return getattr(import_module(f"{PACKAGE}.{name}.{module}"), attribute)
+
+
+def with_what_stands_on(names: Iterable[str]) -> list[str]:
+    """These extensions, and those that go with them where they are left out of a copy."""
+    gone = set(names)
+    while more := {name for name, one in declared().items() if one.stands_on in gone} - gone:
+        gone |= more
+    return sorted(gone)
 
 
 def of_copy(place: str) -> Any:

@@ -18,4 +18,4 @@ METRICS = (
     "gateway/rolled_back_tokens",
     "gateway/unanswered_tokens",
 )
-DECLARED = Declared(metrics=METRICS)
+DECLARED = Declared(stands_on="agents", metrics=METRICS)

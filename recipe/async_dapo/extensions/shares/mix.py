@@ -47,7 +47,8 @@ class SharesState:
 
 
 class SourceMix(Mix):
-    """Batches with so many valid groups of each source.
+    """Batches with so many valid groups of each source. The unit in which prompts are drawn is that of the whole batch
+    for each: in a few prompts, a source that is rarely valid may have no valid group by chance.
 
     Args:
         over_sampling: over all groups, and what that of each source is made like.
@@ -98,8 +99,6 @@ class SourceMix(Mix):
     def _targets(self, owed: Mapping[str, Fraction]) -> dict[str, int]:
         """Of a step, given what rounding has left over before it."""
         count = self.over_sampling.target_valid_groups
-        if not self._carries:
-            return apportion(count, self._shares)
         wanted = {source: count * share + owed[source] for source, share in self._shares.items()}
         least = {source: max(Fraction(0), groups) for source, groups in wanted.items()}
         return apportion(count, least)
@@ -150,12 +149,6 @@ class SourceMix(Mix):
             if available[source].expected_valid(own.expected_share) < own.target_valid_groups
         }
 
-    def batch_unit(self, part: str) -> int:
-        """That of the whole batch, for each source: in a few prompts, one that is rarely valid may have no valid group
-        by chance.
-        """
-        return self.over_sampling.batch_unit
-
     def take(self, carried: Sequence[Carried]) -> list[str]:
         left, taken = Counter(self.targets), []
         for one in carried:
@@ -186,7 +179,7 @@ class SourceMix(Mix):
 
     def restore(self, state: SharesState) -> None:
         """Go on from a checkpoint, with the shares of this run."""
-        if state.owed.keys() == self._shares.keys():
+        if self._carries and state.owed.keys() == self._shares.keys():
             self._owed = {source: Fraction(owed) for source, owed in state.owed.items()}
         self._plan()
         for source, kept in state.over_sampling.items():

@@ -24,7 +24,7 @@ from ...training.checkpoints import from_bytes, to_bytes
 from ...training.source import Source
 from .mix import SharesState, SourceMix
 from .named_shares import OPTION, check_batch, check_names, named_shares, whole
-from .rows import Rows, TrainingRows
+from .rows import Rows
 
 if TYPE_CHECKING:
     from ...training.trainer import AsyncDAPOTrainer
@@ -87,7 +87,7 @@ class SharedSource(Source):
         return self._mix
 
     def begin(self, trainer: "AsyncDAPOTrainer") -> None:
-        self.begin_with(TrainingRows(trainer))
+        self.begin_with(Rows(trainer))
 
     def begin_with(self, data: Rows) -> None:
         """

@@ -1,7 +1,6 @@
 """The rows of the training data, in any order: past verl's data loader."""
 
 from collections.abc import Sequence
-from typing import Protocol
 from uuid import uuid4
 
 import numpy as np
@@ -14,22 +13,7 @@ from ...rollout.manager import prompt_rows
 from ...training.training_rows import fresh_groups
 
 
-class Rows(Protocol):
-    """The rows of the training data."""
-
-    @property
-    def sources(self) -> Sequence[str] | None:
-        """The data source of each; None = the data set is no table that says so."""
-
-    @property
-    def seed(self) -> int | None:
-        """Of the order in which they are gone through; None = as they are."""
-
-    def pick(self, rows: Sequence[int]) -> list[PromptGroup]:
-        """These rows, each as a fresh group."""
-
-
-class TrainingRows(Rows):
+class Rows:
     """Those of a trainer."""
 
     def __init__(self, trainer: PPOTrainer) -> None:
@@ -37,6 +21,7 @@ class TrainingRows(Rows):
 
     @property
     def sources(self) -> Sequence[str] | None:
+        """The data source of each; None = the data set is no table that says so."""
         table = getattr(self._trainer.train_dataset, "dataframe", None)
         if not isinstance(table, Dataset) or SOURCE not in table.column_names:
             return None
@@ -44,10 +29,12 @@ class TrainingRows(Rows):
 
     @property
     def seed(self) -> int | None:
+        """Of the order in which they are gone through; None = as they are."""
         data = self._trainer.config.data
         return (data.seed or 0) if data.shuffle else None
 
     def pick(self, rows: Sequence[int]) -> list[PromptGroup]:
+        """These rows, each as a fresh group."""
         groups: list[PromptGroup] = []
         for row in rows:
             batch = self._trainer.train_dataloader.collate_fn([self._trainer.train_dataset[row]])

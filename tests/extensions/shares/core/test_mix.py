@@ -153,3 +153,14 @@ def test_a_mix_goes_on_from_its_state_as_if_it_had_not_ended() -> None:
     for _ in range(6):
         mix.take([]), other.take([])
         assert other.targets == mix.targets
+
+
+def test_named_shares_owe_nothing_of_what_balanced_ones_left_over() -> None:
+    shares = {"a": Fraction(1, 7), "b": Fraction(6, 7)}
+    before, mix = mix_of(shares, 4, carries=True), mix_of(shares, 4)
+    named = mix.targets
+    for _ in range(3):
+        before.take([])
+        assert before.state().owed["a"] != "0"
+        mix.restore(before.state())
+        assert mix.targets == named
