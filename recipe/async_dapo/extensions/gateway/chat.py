@@ -4,10 +4,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .messages import Message, Refused, Reply, Request, text_of, tool_call
+from .messages import Api, Message, Refused, Reply, Request, text_of, tool_call
 from .refusals import check_parameters, event, number_of_tokens, stop_strings
-
-PING = b": ping\n\n"
 
 
 def request_of(body: dict[str, Any]) -> Request:
@@ -109,3 +107,13 @@ def log_probs_of(reply: Reply) -> list[dict[str, Any]]:
         {"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": []}
         for text, log_prob in reply.tokens
     ]
+
+
+API = Api(
+    path="/v1/chat/completions",
+    ping=b": ping\n\n",
+    request_of=request_of,
+    body_of=body_of,
+    events_of=events_of,
+    error_of=error_of,
+)

@@ -1,9 +1,9 @@
 """What agents ask and are told, in no API's form: requests, replies, refusals, and when two messages mean the same."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 Message = dict[str, Any]  # role, content as text, and where there are any: tool_calls, tool_call_id, reasoning_content
 
@@ -84,6 +84,31 @@ class Reply:
         if self.calls:
             message["tool_calls"] = [tool_call(call.call_id, call.name, call.arguments) for call in self.calls]
         return message
+
+
+class Events(Protocol):
+    def __call__(self, reply: Reply, *, has_usage: bool) -> Iterator[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """A form in which agents ask, and are told.
+
+    Attributes:
+        path: that requests are posted to.
+        ping: what no client takes for a reply, in a stream.
+        request_of: of a body; raises `Refused` for what would change the distribution that tokens are sampled from.
+        body_of: of a whole reply.
+        events_of: the reply as a stream.
+        error_of: what a client is told that is refused.
+    """
+
+    path: str
+    ping: bytes
+    request_of: Callable[[dict[str, Any]], Request]
+    body_of: Callable[[Reply], dict[str, Any]]
+    events_of: Events
+    error_of: Callable[[Refused], dict[str, Any]]
 
 
 def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:

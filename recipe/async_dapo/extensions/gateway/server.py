@@ -18,18 +18,19 @@ import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import blake2b
-from types import ModuleType
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import ray
 from aiohttp import web
 
+from ...config.extensions import declared, load, not_in_copy
 from ...config.values import ConfigError
 from ...core.outcome import Cause, KnownPlaces
-from . import anthropic_messages, chat, responses
-from .messages import Refused, Reply, Request, json_of
+from . import chat
+from .messages import Api, Refused, Reply, Request, json_of
 from .options import FILE, NODE
 from .result import scored
 from .session import Exchange, Session
@@ -43,7 +44,7 @@ _RESENT = "x-stainless-retry-count"  # the SDKs of both vendors count their retr
 
 _logged = KnownPlaces()  # of this worker
 
-Api = ModuleType  # of `request_of`, `body_of`, `events_of`, `error_of`, `PING`
+OF_EXTENSIONS = {"responses": "/v1/responses", "anthropic_messages": "/v1/messages"}  # which a copy may lack
 
 
 class Gateway:
@@ -77,11 +78,10 @@ class Gateway:
         if soft < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         app = web.Application(client_max_size=MOST_BYTES)
-        app.router.add_post("/v1/chat/completions", self._served(chat, self._answer))
-        app.router.add_post("/v1/responses", self._served(responses, self._answer))
-        app.router.add_post("/v1/messages", self._served(anthropic_messages, self._answer))
-        app.router.add_get("/v1/models", self._served(chat, self._models))
-        app.router.add_post("/reward", self._served(chat, self._reward))
+        for api in apis():
+            app.router.add_post(api.path, self._served(api, self._answer))
+        app.router.add_get("/v1/models", self._served(chat.API, self._models))
+        app.router.add_post("/reward", self._served(chat.API, self._reward))
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)  # when a client has gone
         await self._runner.setup()
         try:
@@ -191,7 +191,7 @@ class Gateway:
         try:
             await response.prepare(http)
             while not done:
-                await response.write(api.PING if request.streams else b" ")
+                await response.write(api.ping if request.streams else b" ")
                 session.counts["pings"] += 1
                 done, _ = await asyncio.wait({waiting}, timeout=PING_S)
             for piece in _pieces(api, request, waiting.result().reply.result()):
@@ -213,6 +213,23 @@ class Gateway:
         if new:
             self._logged.update(new)
             logger.info("agents set %s, which have no effect: the run samples in its own way", ", ".join(new))
+
+
+def apis() -> Iterator[Api]:
+    """That of chat completions, and those of extensions; one that this copy lacks refuses whatever it is asked."""
+    yield chat.API
+    for name, one in declared().items():
+        if one.api:
+            yield load(name, one.api)
+    for name in OF_EXTENSIONS.keys() - declared().keys():
+        yield _absent(name, OF_EXTENSIONS[name])
+
+
+def _absent(name: str, path: str) -> Api:
+    def refuse(body: dict[str, Any]) -> Request:
+        raise Refused(404, f"{path} is not served: {not_in_copy(name, f'ask by {chat.API.path}')}", "not_found")
+
+    return replace(chat.API, path=path, request_of=refuse)
 
 
 def _told(api: Api, refused: Refused) -> web.StreamResponse:

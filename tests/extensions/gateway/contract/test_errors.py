@@ -2,78 +2,55 @@
 
 import asyncio
 from contextlib import suppress
-from types import ModuleType
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
-from recipe.async_dapo.core.outcome import KnownPlaces
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
-from recipe.async_dapo.extensions.gateway import anthropic_messages, chat, responses, server
+from recipe.async_dapo.extensions.gateway import chat, server
 from recipe.async_dapo.extensions.gateway.session import Session
 from recipe.async_dapo.recording import current_recorder
 
+from ..support.by_an_sdk import WHERE, check_errors_are_told
 from ..support.played import openai_client, play
 from ..support.world import QUESTION, texts
 
-ERRORS = (openai.APIStatusError, anthropic.APIStatusError)
-GONE = (openai.APIConnectionError, anthropic.APIConnectionError)
 
-
-async def asked(api: ModuleType, address: str, key: str, **options: Any) -> str:
-    """A model's answer, by the SDK of this API."""
-    if api is anthropic_messages:
-        async with anthropic.AsyncAnthropic(base_url=address, api_key=key, **options) as claude:
-            reply = await claude.messages.create(model="policy", messages=QUESTION, max_tokens=99)  # type: ignore[arg-type]
-            return reply.content[0].text  # type: ignore[union-attr]
+async def asked(address: str, key: str, **options: Any) -> str:
     async with openai_client(address, key, **options) as client:
-        if api is responses:
-            return (await client.responses.create(model="policy", input=QUESTION)).output_text  # type: ignore[arg-type]
         said = await client.chat.completions.create(model="policy", messages=QUESTION)  # type: ignore[arg-type]
         return said.choices[0].message.content or ""
 
 
-def once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-    """Its first call fails in a way that nobody has thought of."""
-    whole, calls = getattr(owner, name), iter([IndexError("unheard of")])
-
-    def fails_first(*args: Any, **kwargs: Any) -> Any:
-        for error in calls:
-            raise error
-        return whole(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, fails_first)
-
-
-@pytest.mark.parametrize("api", [chat, responses, anthropic_messages], ids=lambda api: api.__name__.split(".")[-1])
-@pytest.mark.parametrize("where", ["before its turn", "behind its turn"])
+@pytest.mark.parametrize("where", WHERE)
 def test_given_an_error_of_the_gateway_itself_then_its_agent_is_told_may_ask_again_and_it_counts(
-    api: ModuleType, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "_logged", KnownPlaces())
-    once(monkeypatch, *((Session, "_exchange_of") if where == "before its turn" else (api, "body_of")))
+    errors, writes = (openai.APIStatusError, openai.APIConnectionError), (chat, "_usage")
+    check_errors_are_told(
+        *(monkeypatch, caplog, where), ask=asked, writes=writes, errors=errors, kind=lambda error: error.type
+    )
+
+
+@pytest.mark.parametrize("name", server.OF_EXTENSIONS)
+def test_given_an_api_whose_extension_this_copy_lacks_then_its_path_answers_404_with_the_folder_s_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {other: one for other, one in server.declared().items() if other != name}
+    monkeypatch.setattr(server, "declared", lambda: there)
 
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
-        if where == "before its turn":
-            with pytest.raises(ERRORS) as told:
-                await asked(api, address, key, max_retries=0)
-            error: Any = told.value
-            assert error.status_code == 500 and "the gateway has failed: IndexError" in error.message
-            kind = error.body["error"]["type"] if api is anthropic_messages else error.type
-            assert kind in ("server_error", "api_error")
-        else:  # a reply has begun: too late for a status
-            with pytest.raises(GONE):
-                await asked(api, address, key, max_retries=0)
-        assert await asked(api, address, key) == "yes"
+        path = server.OF_EXTENSIONS[name]
+        async with openai_client(address, key, max_retries=0) as client:
+            with pytest.raises(openai.NotFoundError, match=f"{path} is not served: extensions/{name} is not in this"):
+                await client.post(f"{address}{path}", body={}, cast_to=object)
+        assert await asked(address, key) == "yes"
         return 1.0
 
-    outcome, group, life = play(agent, says=texts("yes"))
+    outcome, _, life = play(agent, says=texts("yes"))
     assert not outcome.reason, outcome.cause
-    assert life.counted["gateway/errors"] == 1 and life.counted["gateway/failed_sessions"] == 0
-    assert life.server.requests == len(group.trajectories[0].outputs) == 1, "the turn is sampled once"
-    assert "the gateway has failed at a request to /v1/" in caplog.text and "unheard of" in caplog.text
+    assert life.counted["gateway/requests"] == 2 and life.counted["gateway/refused"] == 1
 
 
 def test_given_a_reply_that_can_never_be_written_then_an_agent_that_asks_for_ever_is_ended(
@@ -82,7 +59,7 @@ def test_given_a_reply_that_can_never_be_written_then_an_agent_that_asks_for_eve
     def fails(*_: Any) -> Any:
         raise IndexError("unheard of")
 
-    monkeypatch.setattr(chat, "body_of", fails)
+    monkeypatch.setattr(chat, "_usage", fails)
 
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
         async with openai_client(address, key, max_retries=0) as client:
@@ -100,7 +77,7 @@ def test_given_engines_that_fail_at_a_turn_then_its_agent_is_told_and_its_sessio
 ) -> None:
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
         with suppress(openai.InternalServerError):
-            await asked(chat, address, key, max_retries=0)
+            await asked(address, key, max_retries=0)
         await asyncio.sleep(60)
         return 1.0
 
@@ -143,7 +120,7 @@ def test_given_a_server_that_a_session_has_started_then_it_holds_no_record_of_it
     monkeypatch.setattr(Session, "ask", noted)
 
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
-        await asked(chat, address, key)
+        await asked(address, key)
         return 1.0
 
     outcome, _, _ = play(agent)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from recipe.async_dapo.config.extensions import declared
+
 from ..support.played import play
 from ..support.world import check_rows, shown, texts
 
@@ -32,7 +34,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("is_chat", [True, *([False] if "responses" in declared() else [])])
 @pytest.mark.parametrize("name", BY_CHAT)
 def test_given_a_program_from_the_package_index_then_its_turns_with_a_tool_are_one_chain(
     python: str, name: str, is_chat: bool, tmp_path: Path

@@ -1,4 +1,4 @@
-"""The vendors' own SDKs against the gateway, over sockets: what clients do, and what becomes of the session's rows."""
+"""OpenAI's SDK against the gateway by chat completions, over sockets: what clients do, and what becomes of the rows."""
 
 import asyncio
 import io
@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-import anthropic
 import openai
 import pytest
 import ray
@@ -20,6 +19,7 @@ from recipe.async_dapo.extensions.gateway import server
 from recipe.async_dapo.extensions.gateway.messages import tool_call
 from recipe.async_dapo.extensions.gateway.session import Session
 
+from ..support.by_an_sdk import LIMIT_S, TOKEN_S, check_nothing_is_asked_again
 from ..support.played import ADDED, THOUGHT_AND_CALL, openai_client, play, rows
 from ..support.world import ADD, QUESTION, HttpAgent, check_rows, letters, shown, texts
 
@@ -73,32 +73,6 @@ def test_given_an_answer_that_its_client_writes_anew_when_it_comes_back_then_its
             result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "3"}
             messages += [echoed(said)[form], result]
             assert (await by_chat(client, messages, tools=[ADD])).content == "3"
-        return 1.0
-
-    assert rows(agent, THOUGHT_AND_CALL, "3") == [ADDED]
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_given_anthropics_sdk_then_thinking_tools_and_their_results_go_through_one_chain(streams: bool) -> None:
-    tools: Any = [{"name": "add", "description": "adds", "input_schema": ADD["function"]["parameters"]}]
-
-    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
-        async with anthropic.AsyncAnthropic(base_url=address, api_key=key) as client:
-            messages: list[Any] = list(sample["raw_prompt"])
-            asked: dict[str, Any] = {"model": "policy", "max_tokens": 500, "system": "Be short.", "tools": tools}
-
-            async def ask() -> Any:
-                if not streams:
-                    return await client.messages.create(messages=messages, **asked)
-                async with client.messages.stream(messages=messages, **asked) as stream:
-                    return await stream.get_final_message()
-
-            said = await ask()
-            assert [block.type for block in said.content] == ["thinking", "text", "tool_use"]
-            assert said.stop_reason == "tool_use" and said.content[2].input == {"a": 1, "b": 2}
-            result = {"type": "tool_result", "tool_use_id": said.content[2].id, "content": "3"}
-            messages += [{"role": "assistant", "content": said.content}, {"role": "user", "content": [result]}]
-            assert (await ask()).content[0].text == "3"
         return 1.0
 
     assert rows(agent, THOUGHT_AND_CALL, "3") == [ADDED]
@@ -167,44 +141,33 @@ def test_given_a_parser_that_raises_then_the_answer_is_text(monkeypatch: pytest.
     rows(agent, called("{}"))
 
 
-VENDORS = ("openai", "openai stream", "openai blocking", "anthropic", "anthropic stream")
-ANSWER_TOK, TOKEN_S, LIMIT_S, PINGS_S = 20, 0.2, 2.0, 0.1  # a machine may stand still for nearly as long as the limit
+def blocking(address: str, key: str, **limits: Any) -> str:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key=key, **limits) as client:
+        said = client.chat.completions.create(model="policy", messages=QUESTION)  # type: ignore[call-overload]
+        return said.choices[0].message.content
+
+
+async def on_a_thread(address: str, key: str, **limits: Any) -> str:
+    return await asyncio.to_thread(blocking, address, key, **limits)
+
+
+async def at_once(address: str, key: str, **limits: Any) -> str:
+    async with openai_client(address, key, **limits) as client:
+        return (await by_chat(client, QUESTION)).content
+
+
+async def streamed(address: str, key: str, **limits: Any) -> str:
+    async with openai_client(address, key, **limits) as client:
+        asked: dict[str, Any] = {"model": "policy", "messages": QUESTION}
+        said = await client.chat.completions.create(**asked, stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in said])
 
 
 @pytest.mark.slow
 def test_given_clients_with_a_shorter_limit_than_an_answer_takes_then_each_has_its_answer_without_asking_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "PING_S", PINGS_S)
-    limits: dict[str, Any] = {"timeout": LIMIT_S, "max_retries": 0}
-
-    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
-        vendor = VENDORS[sample["session_id"]]
-        asked: dict[str, Any] = {"model": "policy", "messages": sample["raw_prompt"]}
-        if vendor == "openai blocking":
-            with openai.OpenAI(base_url=f"{address}/v1", api_key=key, **limits) as blocking:
-                said = await asyncio.to_thread(blocking.chat.completions.create, **asked)
-            text = said.choices[0].message.content
-        elif vendor.startswith("openai"):
-            async with openai_client(address, key, **limits) as client:
-                said = await client.chat.completions.create(**asked, stream=vendor == "openai stream")
-                if vendor == "openai":
-                    text = said.choices[0].message.content
-                else:
-                    text = "".join([chunk.choices[0].delta.content or "" async for chunk in said])
-        else:
-            async with anthropic.AsyncAnthropic(base_url=address, api_key=key, **limits) as claude:
-                async with claude.messages.stream(max_tokens=99, **asked) as stream:
-                    text = (await stream.get_final_message()).content[0].text
-                if vendor == "anthropic":
-                    text = (await claude.messages.create(max_tokens=98, **asked)).content[0].text
-        assert text == "a" * ANSWER_TOK, vendor
-        return float(sample["session_id"] % 2)
-
-    outcome, _, life = play(agent, n=len(VENDORS), says=texts("a" * ANSWER_TOK), token_s=TOKEN_S)
-    assert not outcome.reason, outcome.cause
-    assert len(life.boxes) == len(VENDORS)
-    assert all(box.session.counts["resent"] == 0 and box.session.counts["pings"] > 3 for box in life.boxes)
+    check_nothing_is_asked_again(monkeypatch, {one.__name__: one for one in (on_a_thread, at_once, streamed)})
 
 
 @pytest.mark.parametrize("pings", [False, True])
@@ -307,19 +270,6 @@ def test_given_a_context_that_is_full_then_the_agent_is_told_so_and_may_compact_
     check_rows(group)
     assert len(group.trajectories[0].outputs) == 2
     assert life.boxes[0].session.conversation.new_chains == {"other_history": 1}
-
-
-def test_given_anthropics_sdk_and_a_context_that_is_full_then_the_agent_is_told_in_anthropics_words() -> None:
-    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
-        async with anthropic.AsyncAnthropic(base_url=address, api_key=key) as client:
-            asked: dict[str, Any] = {"model": "policy", "max_tokens": 9}
-            long: Any = [{"role": "user", "content": "y" * 6000}]
-            with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
-                await client.messages.create(messages=long, **asked)
-            await client.messages.create(messages=sample["raw_prompt"], **asked)
-        return 0.0
-
-    rows(agent, "yes")
 
 
 def test_given_a_limit_a_stop_string_or_log_probs_then_they_act() -> None:

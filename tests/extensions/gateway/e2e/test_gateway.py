@@ -9,10 +9,13 @@ from typing import Any
 import psutil
 import pytest
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.record.keys import FRESH_K3_KL
 
 from ....support.harness import ROOT, Run, ledger_closes, overrides_of, temporary_folder_of, train
 from ..support.half_and_half import DIARY, FOLDER_OF_A_LIFE
+
+pytestmark = pytest.mark.skipif("anthropic_messages" not in declared(), reason="one of eight agents asks by it")
 
 STEPS, KILLED_STEP = 3, 2
 PROMPTS_PER_STEP = 4

@@ -6,11 +6,15 @@ from typing import NamedTuple
 
 import pytest
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.record.keys import FRESH_K3_KL
 
 from ....support.harness import Run, ledger_closes, train
 
-pytestmark = pytest.mark.nightly
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif("responses" not in declared(), reason="sub-agents ask by it"),
+]
 
 STEPS, ROWS = 2, 3  # a session has a row of its own, and one of each sub-agent
 K3_NATS = 1e-6

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from .chat import PING, error_of, log_probs_of
-from .messages import Message, Refused, Reply, Request, text_of, tool_call
-from .refusals import check_parameters, event, number_of_tokens, other_distribution
-
-__all__ = ["PING", "body_of", "error_of", "events_of", "request_of"]
+from ..gateway.chat import API as CHAT
+from ..gateway.chat import log_probs_of
+from ..gateway.messages import Api, Message, Refused, Reply, Request, text_of, tool_call
+from ..gateway.refusals import check_parameters, event, number_of_tokens, other_distribution
 
 _LOG_PROBS = "message.output_text.logprobs"  # in `include`
 _CALL, _RESULT, _SAID, _THOUGHT = "function_call", "function_call_output", "message", "reasoning"
@@ -156,3 +155,13 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
         raise Refused(400, f"tools of type {tool['type']!r} are not served: only functions, which the agent runs, are")
     given = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
     return {"type": "function", "function": given}
+
+
+API = Api(
+    path="/v1/responses",
+    ping=CHAT.ping,
+    request_of=request_of,
+    body_of=body_of,
+    events_of=events_of,
+    error_of=CHAT.error_of,
+)

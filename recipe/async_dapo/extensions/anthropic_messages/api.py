@@ -4,10 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .messages import CONTEXT_FULL, Message, Refused, Reply, Request, text_of, tool_call
-from .refusals import check_parameters, event, number_of_tokens, stop_strings
-
-PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+from ..gateway.messages import CONTEXT_FULL, Api, Message, Refused, Reply, Request, text_of, tool_call
+from ..gateway.refusals import check_parameters, event, number_of_tokens, stop_strings
 
 _SAID_BEFORE = ("thinking", "redacted_thinking")  # blocks of the model's reasoning
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 500: "api_error"}
@@ -126,3 +124,13 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     described = {"description": tool["description"]} if tool.get("description") else {}
     function = {"name": tool["name"], **described, "parameters": tool["input_schema"]}
     return {"type": "function", "function": function}
+
+
+API = Api(
+    path="/v1/messages",
+    ping=b'event: ping\ndata: {"type": "ping"}\n\n',
+    request_of=request_of,
+    body_of=body_of,
+    events_of=events_of,
+    error_of=error_of,
+)

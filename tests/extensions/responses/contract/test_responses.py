@@ -6,8 +6,11 @@ from typing import Any
 import openai
 import pytest
 
-from ..support.played import ADDED, THOUGHT_AND_CALL, openai_client, play, rows
-from ..support.world import ADD, QUESTION, texts
+from recipe.async_dapo.extensions.responses import api
+
+from ...gateway.support.by_an_sdk import WHERE, check_errors_are_told
+from ...gateway.support.played import ADDED, THOUGHT_AND_CALL, openai_client, play, rows
+from ...gateway.support.world import ADD, QUESTION, texts
 
 TOOL = {"type": "function", "strict": True} | ADD["function"]
 Items = list[Any]
@@ -107,3 +110,17 @@ def test_given_a_request_that_cannot_be_served_then_its_agent_is_told_why_and_ma
         return 0.0
 
     rows(agent, "yes")
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_given_an_error_of_the_gateway_itself_then_its_agent_is_told_may_ask_again_and_it_counts(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask(address: str, key: str, **options: Any) -> str:
+        async with openai_client(address, key, **options) as client:
+            return (await by_responses(client, QUESTION)).output_text
+
+    errors, writes = (openai.APIStatusError, openai.APIConnectionError), (api, "_items")
+    check_errors_are_told(
+        *(monkeypatch, caplog, where), ask=ask, writes=writes, errors=errors, kind=lambda error: error.type
+    )
