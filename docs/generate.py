@@ -22,7 +22,7 @@ from docs import declared
 from docs import evidence_tables as evidence
 from docs.memory import memory_table
 from docs.support import support
-from recipe.async_dapo.record.console import seconds, step_line
+from recipe.async_dapo.record.words import seconds
 from recipe.async_dapo_lab.run_record import read_steps
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +47,8 @@ def quick_start_output() -> str:
 def step_lines() -> str:
     """What a recorded run wrote, a line a step."""
     steps = read_steps(ROOT / "assets" / "report_pictures" / "partial" / "steps.jsonl")
+    from recipe.async_dapo.extensions.loggers.step_line import step_line  # of which a copy may lack the folder
+
     trained = [step for step in steps if step.step > 0][:STEPS_SHOWN]
     return "".join(f"    {step_line(step.step, step.data)}\n" for step in trained)
 

@@ -12,8 +12,8 @@ from itertools import takewhile
 import pandas as pd
 
 from benchmarks.support.tables import markdown
-from recipe.async_dapo.check import quiet
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.runtime.logs import quiet
 from recipe.async_dapo.startup.overrides import CommandLine, compose_what_is_right
 from recipe.async_dapo.startup.preflight import findings
 from recipe.async_dapo_lab.cpu.plugin.async_dapo_cpu.compat import find_vllm_under_its_cpu_name

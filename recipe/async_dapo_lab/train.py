@@ -8,6 +8,7 @@ import sys
 from ..async_dapo import main_async_dapo
 from ..async_dapo.config.values import ConfigError
 from ..async_dapo.startup.overrides import CommandLine, compose_what_is_right
+from .command_line import end_without
 from .overrides import before_overrides
 from .own_ray import end_ray_with_this_process, prepare_own_ray
 from .report.write import report_the_end
@@ -17,6 +18,7 @@ RECORDER = f"{__package__}.recorder.LabRecorder"
 
 
 def main() -> None:
+    end_without("record", otherwise=f"train without a report: python -m {main_async_dapo.MODULE}")
     sys.argv[1:] = before_overrides(sys.argv[1:], f"async_dapo.recorder={RECORDER}")
     try:
         main_async_dapo.main(MODULE)

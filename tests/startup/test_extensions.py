@@ -1,20 +1,24 @@
 """A copy of the recipe may lack an extension: its option's value is refused by name, and nothing else changes."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+from recipe.async_dapo.check import main
 from recipe.async_dapo.config import extensions
 from recipe.async_dapo.config.extensions import SERVED, WITHOUT
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.rollout.codec import codec
 from recipe.async_dapo.startup.overrides import option_tree
-from recipe.async_dapo.startup.preflight import UNSEEN, check_all, findings
+from recipe.async_dapo.startup.preflight import check_all, findings
+from recipe.async_dapo_lab import train
 from recipe.async_dapo_lab.gpu_check.families import TinyModel
 from recipe.async_dapo_lab.overrides import compose_overrides
+from recipe.async_dapo_lab.quickstart import __main__ as quickstart
 
 from ..support.composed_runs import of_options, refusal
 from ..support.families import qwen3_vl
@@ -91,20 +95,45 @@ def test_a_copy_without_the_record_says_what_a_run_leaves_out_unless_none_is_wan
 
 @pytest.mark.usefixtures("bare_copy")
 def test_a_copy_says_what_it_does_without_the_extensions_that_no_option_turns_on(run):
-    said = {one.name: one.note for one in findings(run())}
-    for name, (about, otherwise) in WITHOUT.items():
-        assert said[about] == f"warning: extensions/{name} is not in this copy: {otherwise}"
+    said = {(one.name, one.note) for one in findings(run())}
+    wanted = {
+        (about, f"warning: extensions/{name} is not in this copy: {otherwise}")
+        for name, (about, otherwise) in WITHOUT.items()
+    }
+    assert wanted <= said
 
 
 @pytest.mark.usefixtures("bare_copy")
-def test_a_copy_without_further_checks_says_what_it_does_not_look_at_and_refuses_what_would_make_a_wrong_run(run):
-    said = [one for one in findings(run()) if one.name == "further checks"]
-    assert [one.note.partition(" is not in this copy: ")[0] for one in said] == [
-        f"warning: extensions/{name}" for name in UNSEEN
-    ]
+def test_a_copy_without_further_checks_refuses_what_would_make_a_wrong_run_and_lets_the_rest_pass(run):
     assert not [one for one in findings(run("+trainer.save_freqq=3")) if one.name == "keys" or one.error is not None]
     check_all(run("trainer.logger=[console,wandb]"))  # a key that may be missing
     assert refusal(run, "trainer.critic_warmup=5").startswith("trainer.critic_warmup=5: there is no critic")
+
+
+@pytest.mark.usefixtures("bare_copy")
+def test_a_copy_without_the_command_that_checks_a_run_says_so_by_name(capsys):
+    assert main(["data.seed=1"]) == 2
+    told = (
+        "extensions/checks is not in this copy; copy that folder too, or start the run: it checks what this copy knows"
+    )
+    assert capsys.readouterr().err == f"async_dapo: {told}\n"
+
+
+@pytest.mark.usefixtures("bare_copy")
+@pytest.mark.parametrize(
+    ("command", "otherwise"),
+    [
+        (train.main, "train without a report: python -m recipe.async_dapo.main_async_dapo"),
+        (partial(quickstart.main, ["--steps=1"]), "train with options of your own (docs/get_started.md)"),
+    ],
+    ids=["train", "quickstart"],
+)
+def test_commands_of_the_lab_that_need_the_record_say_what_to_do_without(command, otherwise, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = "async_dapo: extensions/record is not in this copy; copy that folder too, or "
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert str(ended.value) == told + otherwise and not [*tmp_path.iterdir()]
 
 
 SOME = ["checks", "known_options", "reward_processes", "checks known_options", "checks reward_processes"]

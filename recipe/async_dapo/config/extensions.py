@@ -4,7 +4,7 @@ No module imports an extension. `declared.py` of its folder says, as `DECLARED`,
 rest of it is loaded by name, by those that have chosen it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -33,6 +33,7 @@ class Declared:
         option_tree: makes the `OptionTree` of `startup/overrides.py`; at most one in a copy.
         checks: `checks(core, config, options, seen)`: all checks of a run before it starts, made of those of the core
             (`startup/preflight.py`), by their names.
+        command: what `check.py` runs, with the arguments of its `main`; at most one in a copy.
         metrics: that it adds to a step, without the prefix.
         refused_parameters: of sampling, which requests must not have where it acts: their names -> what is wrong, and
             what to set.
@@ -61,6 +62,7 @@ class Declared:
     rules: tuple[Rule, ...] = ()
     option_tree: str = ""
     checks: str = ""
+    command: str = ""
     metrics: tuple[str, ...] = ()
     refused_parameters: Mapping[str, str] = field(default_factory=dict)
     parts: str = ""
@@ -137,6 +139,26 @@ SERVED = (
 
 # What a copy does without an extension that no option turns on: what it is about, and in words.
 WITHOUT = {
+    "agreement": (
+        "further checks",
+        "whether engines and trainer give the same log-probs is not looked at in the first step; training would follow "
+        "their difference",
+    ),
+    "checks": (
+        "further checks",
+        "data, chat template, model, reward function, agent loops, tools and output folders are not tried, nor whether "
+        "a checkpoint has all that this run reads; what is wrong with them ends a run minutes after its start, or is "
+        "not told",
+    ),
+    "known_options": (
+        "further checks",
+        "options that nothing reads, values that verl, torch and vLLM do not know, and what verl's own checks refuse "
+        "are not looked for; the first change nothing, the others end a run minutes after its start, or are not told",
+    ),
+    "loggers": (
+        "trainer.logger",
+        "console shows all metrics of a step in one line, and a resumed run overwrites the metrics file of before",
+    ),
     "mini_batches": (
         "updates of a step",
         "they are cut as verl cuts them: ranks have equal work in the whole step only, and of trajectories of several "
@@ -212,14 +234,14 @@ def check_in_copy(config: DictConfig) -> None:
             raise ConfigError(one.key, OmegaConf.select(config, one.key), remedy)
 
 
-def done_otherwise(config: DictConfig) -> dict[str, str]:
-    """What this copy does otherwise than a full one, with the options as they are, in words: by their keys, or by what
-    it is about.
+def done_otherwise(config: DictConfig) -> Iterator[tuple[str, str]]:
+    """What this copy does otherwise than a full one, with the options as they are: the option, or what it is about, and
+    what is done, in words.
     """
-    served = {one.key: (one.extension, one.instead(config)) for one in SERVED if one.instead(config)}
-    always = {about: (name, what) for name, (about, what) in WITHOUT.items()}
-    told = (served | always).items()
-    return {about: f"{not_here(name)}: {what}" for about, (name, what) in told if name not in declared()}
+    always = [(name, about, what) for name, (about, what) in WITHOUT.items()]
+    for name, about, what in (*always, *((one.extension, one.key, one.instead(config)) for one in SERVED)):
+        if what and name not in declared():
+            yield about, f"{not_here(name)}: {what}"
 
 
 def chosen(config: DictConfig) -> list[str]:

@@ -36,6 +36,7 @@ STALENESS_MEAN = PREFIX + "staleness/mean"
 STALENESS_BUCKETS = ("0", "1", "2", "3", "4_plus")
 LENGTH_RATIO = PREFIX + "length/trained_to_dispatched"
 CALLS_FAILED_RATIO = PREFIX + "calls/failed_ratio"
+MANY_FAILED_CALLS = 0.2  # of all calls of tools and agent loops: more is worth a part of the line, and a hint
 ESS_RATIO = PREFIX + "importance/overall/ess_ratio"
 NOT_FINITE_TOK = PREFIX + "importance/not_finite_tokens"
 FRESH_K3_KL = PREFIX + "importance/staleness_0/k3_kl"

@@ -4,6 +4,10 @@ import logging
 import os
 import re
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +38,19 @@ def show_logs() -> None:
     package_logger.handlers = [handler]
     package_logger.setLevel(logging.INFO)
     package_logger.propagate = False
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What verl prints, logs and warns of meanwhile is left out."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def note_start() -> None:

@@ -25,18 +25,6 @@ logger = logging.getLogger(__name__)
 NOT_TRIED = "not tried: "  # a note that begins so claims nothing
 WARNING = "warning: "  # one that begins so is logged at every start
 OPTIONS = "async_dapo options"  # the check without which those after it do not run
-FURTHER = "further checks"
-# Extensions that look at what the core does not: what nobody looks at in a copy without one.
-UNSEEN = {
-    "agreement": "whether engines and trainer give the same log-probs is not looked at in the first step; training "
-    "would follow their difference",
-    "checks": "data, chat template, model, reward function, agent loops, tools and output folders are not tried, nor "
-    "whether a checkpoint has all that this run reads; what is wrong with them ends a run minutes after its start, or "
-    "is not told",
-    "known_options": "options that nothing reads, values that verl, torch and vLLM do not know, and what verl's own "
-    "checks refuse are not looked for; the first change nothing, the others end a run minutes after its start, or are "
-    "not told",
-}
 LEFT_OUT = (NOT_TRIED, f"{WARNING}extensions/")  # how notes begin of what was not tried
 
 Check = Callable[[], str | None]  # returns a note
@@ -114,11 +102,8 @@ def findings(config: DictConfig) -> Iterator[Finding]:
         yield from _run("keys", find_unread)
     yield from _run(OPTIONS, parse)
     for options in parsed:
-        for name, what in UNSEEN.items():
-            if name not in declared():
-                yield Finding(name=FURTHER, note=f"{WARNING}extensions/{name} is not in this copy: {what}")
-        for key, note in done_otherwise(config).items():
-            yield Finding(name=key, note=WARNING + note)
+        for about, note in done_otherwise(config):
+            yield Finding(name=about, note=WARNING + note)
         with shipped_modules(config):
             for name, check in checks_of(config, options).items():
                 yield from _run(name, check)

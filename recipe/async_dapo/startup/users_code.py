@@ -9,15 +9,14 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..config.places import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 from ..config.values import ConfigError
-from ..config.verl_keys import TOOL_FILES
+from ..config.verl_keys import PATH_OPTIONS, TOOL_FILES
 from ..runtime.containment import contained, first_line
 
 
 def name_files_plainly(config: DictConfig) -> None:
     """Replace `file://` and `~` in names of files, which not all that opens them understands, in place."""
-    for key in (*CODE_OPTIONS, *FILE_OPTIONS, *PLACE_OPTIONS, *OUTPUT_OPTIONS):
+    for key in PATH_OPTIONS:
         value = OmegaConf.select(config, key)
         if (plain := _plain(value)) != value:  # else it may follow another option
             OmegaConf.update(config, key, plain)

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from msgspec import Meta
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..config.places import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 from ..config.values import (
     NO_NODE,
     ConfigError,
@@ -25,7 +24,7 @@ from ..config.values import (
     refused,
     typed,
 )
-from ..config.verl_keys import ACTOR, MODEL, REF, ROLLOUT, VLLM
+from ..config.verl_keys import ACTOR, MODEL, PATH_OPTIONS, REF, ROLLOUT, VLLM
 
 _KWARGS = "reward.reward_kwargs."
 
@@ -100,7 +99,7 @@ SWITCHES: dict[str, Any] = dict.fromkeys(
     bool | None,
 )
 TEXTS: dict[str, Any] = {
-    **dict.fromkeys([*CODE_OPTIONS, *FILE_OPTIONS, *PLACE_OPTIONS, *OUTPUT_OPTIONS], str | None),
+    **dict.fromkeys(PATH_OPTIONS, str | None),
     **dict.fromkeys(
         f"""
             trainer.default_local_dir trainer.project_name data.prompt_key {MODEL}path

@@ -21,7 +21,10 @@ class Observer(PoolWatch):
     """
 
     def training_begins(self, trainer: "AsyncDAPOTrainer") -> None:
-        """Training begins, or goes on from a checkpoint."""
+        """Training begins, or goes on from a checkpoint: before verl makes its loggers."""
+
+    def loggers_made(self, loggers: dict[str, Any]) -> None:
+        """verl has made its loggers, by its names of them: others may take their places."""
 
     def begin_phase(self, name: str | None) -> None:
         """The trainer begins a phase, for example the rollout; None: the phase has ended, and no other has begun."""

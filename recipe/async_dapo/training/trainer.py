@@ -61,7 +61,6 @@ from ..runtime.logs import log_phase
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from .checkpoints import KeptCheckpoints, prompts_in_words
 from .engine_manager import EngineManager
-from .loggers import extend, keep_metrics_file
 from .metrics import update_metrics
 from .passes import passes_of
 from .replay_buffer import RoundReplayBuffer
@@ -142,9 +141,8 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def _extend(self, tracking: Tracking) -> None:
         for name, observer in self.replay_buffer.observers.items():
-            observer.training_begins(self)
+            observer.loggers_made(tracking.logger)
             tracking.logger[f"async_dapo_{name}"] = observer
-        extend(tracking, total_steps=self.total_training_steps, earlier_metrics=self._earlier_metrics)
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
         return RoundReplayBuffer(self.options, self._draw)
@@ -167,7 +165,8 @@ class AsyncDAPOTrainer(PPOTrainer):
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
         assert isinstance(agent_loop_manager, AsyncDAPOAgentLoopManager)
         self.replay_buffer.attach(agent_loop_manager)
-        self._earlier_metrics = keep_metrics_file(self.config, self.global_steps)
+        for observer in self.replay_buffer.observers.values():
+            observer.training_begins(self)
         watching = watched(agent_loop_manager.named_actors)  # they are not called while the trainer trains
         with watching, self._engines.naming_lost_engines():
             super().fit(agent_loop_manager)

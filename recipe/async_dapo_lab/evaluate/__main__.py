@@ -18,12 +18,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.check import quiet
 from ...async_dapo.config.values import ConfigError
 from ...async_dapo.record.checkpoint_folder import step_of
 from ...async_dapo.record.run_files import set_aside
+from ...async_dapo.runtime.logs import quiet
 from .. import train
-from ..command_line import path
+from ..command_line import end_without, path
 from ..export import export
 from ..overrides import compose_overrides
 from ..quickstart.activation import cpu_environment, run_environment
@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for text in ask(subject, parsed.ask, samples=parsed.samples or 1):
                 _say(text)
             return
+        end_without("record", otherwise="ask it: --ask QUESTION")
         output = parsed.output or _default_output(subject)
         if not os.access(output.parent, os.W_OK) or output.is_dir():
             raise ConfigError("--output", output, "must be a file in a folder that exists and can be written")

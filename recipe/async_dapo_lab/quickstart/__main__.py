@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ from rich.markup import escape
 
 from ...async_dapo.config.values import ConfigError
 from ...async_dapo.record.checkpoint_folder import step_of
-from ...async_dapo.record.console import Pace, counted, step_line
 from ...async_dapo.record.run_files import set_aside
+from ...async_dapo.record.words import counted
 from ...async_dapo.runtime.logs import note_start
 from .. import train
-from ..command_line import path
+from ..command_line import end_without, path
 from ..report.headline import headline
 from ..report.run import Run
 from ..report.write import report_the_end, write_report
@@ -84,6 +85,7 @@ class QuickStartFailed(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
+    end_without("record", "loggers", otherwise="train with options of your own (docs/get_started.md)")
     options.output.mkdir(parents=True, exist_ok=True)
     exit_on_signals()
     try:
@@ -162,11 +164,11 @@ def _train(options: Options, assets: Assets, python: str | None, ray_folder: Pat
         environment["TMPDIR"] = str(ray.path)
         command = [python or sys.executable, *_command(options, assets, ray.path, system)]
         kind = TrainingProcess if python is None else ForkedTraining
-        process, pace = kind(command, environment=environment, log_file=log_file), Pace(options.steps)
+        process, lines = kind(command, environment=environment, log_file=log_file), StepLines(metrics, options.steps)
         try:
             with process:
                 try:
-                    _follow(process, metrics, pace, options)
+                    _follow(process, metrics, lines, options)
                 except KeyboardInterrupt:
                     _say("interrupted; everything it started is being ended: up to half a minute")
                     raise
@@ -174,19 +176,27 @@ def _train(options: Options, assets: Assets, python: str | None, ray_folder: Pat
             ray.save_logs(options.output / "ray_logs")
             raise
         finally:
-            _say_steps(metrics, pace)  # that have ended since the last look: checkpoints may name them
+            lines.say_new()  # that have ended since the last look: checkpoints may name them
     return metrics.new_steps, process.peak_memory_bytes
 
 
-def _say_steps(metrics: RunMetrics, pace: Pace) -> bool:
-    """Whether there were new ones."""
-    lines = list(metrics.read_lines())
-    for step, data in lines:
-        _say(step_line(step, data, pace=pace))
-    return bool(lines)
+class StepLines:
+    """The lines of steps, as the training itself writes them."""
+
+    def __init__(self, metrics: RunMetrics, total_steps: int) -> None:
+        from ...async_dapo.extensions.loggers.step_line import Pace, step_line
+
+        self._metrics, self._line = metrics, partial(step_line, pace=Pace(total_steps))
+
+    def say_new(self) -> bool:
+        """Whether there were new ones."""
+        lines = list(self._metrics.read_lines())
+        for step, data in lines:
+            _say(self._line(step, data))
+        return bool(lines)
 
 
-def _follow(process: TrainingProcess, metrics: RunMetrics, pace: Pace, options: Options) -> None:
+def _follow(process: TrainingProcess, metrics: RunMetrics, lines: StepLines, options: Options) -> None:
     """Until training has ended: says the phases of its start-up, calls that fail, and a line for each step.
 
     Raises:
@@ -198,7 +208,7 @@ def _follow(process: TrainingProcess, metrics: RunMetrics, pace: Pace, options: 
         exit_code = process.exit_code
         for event in log.new_events():
             _say(event)
-        if _say_steps(metrics, pace):
+        if lines.say_new():
             last_news = time.monotonic()
         if exit_code is not None:
             break

@@ -21,7 +21,6 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from ...async_dapo import store
 from ...async_dapo.runtime.aio import await_all
-from ...async_dapo.training.loggers import CONSOLE, StepLines
 from ...async_dapo.training.trainer import AsyncDAPOTrainer
 from ..plan.costs import TrainingCost
 from .host_actor import HOST_NAME, ServerHandle, start_host
@@ -228,4 +227,6 @@ class RehearsedAsyncDAPO(EmulatedTraining, AsyncDAPOTrainer):
     def _extend(self, tracking: Tracking) -> None:
         """The line a step is in virtual seconds, as the result is."""
         super()._extend(tracking)
-        tracking.logger[CONSOLE] = StepLines(self._clock.speedup)
+        step_log: Any = self.replay_buffer.observers.get("loggers")
+        if step_log is not None:
+            step_log.speedup = self._clock.speedup

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...async_dapo.core.call_figures import CallFigures
-from ...async_dapo.record.console import percent
+from ...async_dapo.record.words import percent
 from ..run_files import read_lines
 
 MOST_NAMES = 40  # in a line and in a table: those that were called most

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ...async_dapo.record import keys
-from ...async_dapo.record.console import counted, percent, seconds
+from ...async_dapo.record.words import counted, percent, seconds
 from .run import Run
 
 NOTHING = 0.0005  # shares below it read as none

@@ -11,7 +11,6 @@ from statistics import fmean
 
 from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from ...async_dapo.record import keys
-from ...async_dapo.record.console import MANY_FAILED_CALLS
 
 EVERY_STEPS = 10
 UNSTABLE_NATS = 0.01  # k3 of old tokens; below it Tinker's guide calls training stable
@@ -60,7 +59,7 @@ RULES = (
     ),
     Rule(
         key=keys.CALLS_FAILED_RATIO,
-        high=MANY_FAILED_CALLS,
+        high=keys.MANY_FAILED_CALLS,
         above="calls of tools raise or take too long, and their loops go on with the error; correct the tool or its "
         "service: the log names tool and error of each place once, in a line with 'is told so'",
     ),

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from ...async_dapo.record import keys
-from ...async_dapo.record.console import counted
+from ...async_dapo.record.words import counted
 from .run import Run, after_the_first
 
 

@@ -9,7 +9,7 @@ from html import escape
 
 from ...async_dapo.core.call_figures import CallFigures
 from ...async_dapo.record import keys
-from ...async_dapo.record.console import counted, seconds
+from ...async_dapo.record.words import counted, seconds
 from .answers import Sample, as_html
 from .calls import COLUMNS, rows_of
 from .headline import headline

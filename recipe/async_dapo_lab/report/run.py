@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ...async_dapo.config.extensions import declared, not_here
 from ...async_dapo.record import keys
-from ...async_dapo.record.console import accuracies_of, accuracy_name, accuracy_of
+from ...async_dapo.record.words import accuracies_of, accuracy_name, accuracy_of
 from ..run_files import STEPS_FILE
 from ..run_record import RunDescription, StepRecord, all_causes, read_description, read_steps
 

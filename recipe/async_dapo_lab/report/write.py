@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...async_dapo.record.console import counted
+from ...async_dapo.record.words import counted
 from ...async_dapo.runtime.logs import log_phase
 from ..run_files import ANSWERS_FILE, CALLS_FILE, REPORT_FILE, SAMPLES_FILE, STEPS_FILE
 from .answers import read_samples

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ...config.places import CODE_OPTIONS, DATA_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 from ...config.values import ConfigError, check_each
+from ...config.verl_keys import CODE_OPTIONS, DATA_OPTIONS, PATH_OPTIONS, PLACE_OPTIONS
 from ...record.run_files import metrics_file
 from ...startup.checkpoint_to_resume import nearest
 from ...startup.verl_options import listed
@@ -26,10 +26,9 @@ def check_folders(config: DictConfig) -> None:
     Raises:
         ConfigError: naming the option, or the environment variable, and what is in the way.
     """
-    keys = (*OUTPUT_OPTIONS, *FILE_OPTIONS, *CODE_OPTIONS, *PLACE_OPTIONS)
     check_each(
         [
-            *(partial(_refuse_url, config, key) for key in keys),
+            *(partial(_refuse_url, config, key) for key in PATH_OPTIONS),
             *(partial(_check_folder, *named) for named in _folders(config)),
             *(partial(_check_class, config, key) for key in _CLASSES),
         ]

@@ -19,8 +19,8 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from ...config.places import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 from ...config.values import ConfigError
+from ...config.verl_keys import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
 from ...runtime.garbage import collect_cycles_rarely
 from ...runtime.launch import LAUNCH_VARIABLE
 from ...runtime.logs import STARTED_VARIABLE

@@ -41,10 +41,9 @@ def test_the_record_has_the_metrics_of_each_step_and_says_what_was_run_without_a
     monkeypatch.setattr(labs.logger, "info", lambda text, *values: hints.append(text % values))
     trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
     trainer.config, trainer.total_training_steps, trainer.train_dataset = config, 10, range(7)
-    trainer._earlier_metrics = b""
-    trainer.replay_buffer = SimpleNamespace(
-        observers={"record": recorder(AsyncDAPOConfig.from_hydra(config))},
-    )
+    own = recorder(AsyncDAPOConfig.from_hydra(config))
+    trainer.replay_buffer = SimpleNamespace(observers={"record": own})
+    own.training_begins(trainer)
     trainer.logger = tracking = Tracking("project", "run", ["console"])
     for step in range(1, 11):
         tracking.log(data=recipe_step(step) | {keys.IDLE_RATIO: 0.9}, step=step)

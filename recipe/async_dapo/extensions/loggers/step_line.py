@@ -1,15 +1,11 @@
 """The line that a step writes to console and log, whatever trains, this recipe or verl alone."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import fmean
 
-from . import keys
-
-Values = Mapping[str, float]
-
-MOST_NAMES = 3  # of metrics in a line
-MANY_FAILED_CALLS = 0.2  # of all calls of tools and agent loops: more is worth a part of the line, and a hint
+from ...record import keys
+from ...record.words import Values, accuracy_name, accuracy_of, percent, seconds
 
 
 def step_line(step: int, values: Values, *, speedup: float = 1.0, pace: "Pace | None" = None) -> str:
@@ -53,40 +49,6 @@ def duration(value_s: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
 
 
-def accuracy_of(values: Values) -> float | None:
-    """Of a validation: the mean over its data sources, of the accuracy or else the reward; None without one."""
-    found = accuracies_of(values)
-    return fmean(found.values()) if found else None
-
-
-def accuracy_name(values: Values) -> str:
-    """Which of the validation's metrics that is, for example `math/acc/mean@4`; empty without one."""
-    names = [key.removeprefix(keys.ACCURACY_PREFIX) for key in accuracies_of(values)]
-    if len(names) > MOST_NAMES:
-        return f"mean of {len(names)} data sources"
-    return names[0] if len(names) == 1 else f"mean of {', '.join(names)}" if names else ""
-
-
-def accuracies_of(values: Values) -> dict[str, float]:
-    """Of a validation, by its metrics: one for each data source."""
-    means = {key: value for key, value in values.items() if key.startswith(keys.ACCURACY_PREFIX) and "/mean@" in key}
-    return {key: value for key, value in means.items() if "/acc/" in key} or means
-
-
-def seconds(value: float) -> str:
-    """Three digits, and no more than whole seconds."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def counted(count: int, one: str) -> str:
-    """For example `1 step`, `2 steps`."""
-    return f"{count} {one}" if count == 1 else f"{count} {one}s"
-
-
-def percent(ratio: float) -> str:
-    return f"{100 * ratio:.0f} %"
-
-
 def _parts(values: Values, speedup: float) -> Iterator[str]:
     if keys.STEP_S in values:
         phases = _phases(values, speedup)
@@ -105,7 +67,7 @@ def _parts(values: Values, speedup: float) -> Iterator[str]:
             yield text(values[key])
     if values.get(keys.SKIPPED_UPDATE):
         yield "update left out: its gradient is not finite"
-    if (failed := values.get(keys.CALLS_FAILED_RATIO, 0.0)) > MANY_FAILED_CALLS:
+    if (failed := values.get(keys.CALLS_FAILED_RATIO, 0.0)) > keys.MANY_FAILED_CALLS:
         yield f"calls failed {percent(failed)}"
     if (accuracy := accuracy_of(values)) is not None:
         yield f"accuracy {accuracy:.3g} ({accuracy_name(values)})"
