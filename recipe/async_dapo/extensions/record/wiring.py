@@ -1,13 +1,23 @@
 """Puts the recorder of a run, and its load meter, where they belong."""
 
 import importlib
-from typing import cast
+import inspect
 
 from omegaconf import DictConfig, open_dict
 
 from ...config.options import AsyncDAPOConfig
+from ...config.values import ConfigError
+from ...runtime.containment import contained, first_line
 from ...weights.stream import CUSTOM_OPTIONS
 from .recorder import Recorder
+
+_OPTION = "async_dapo.recorder"
+# Methods that recorders had in earlier versions -> what is called in their place.
+RENAMED = {
+    "round_closed": "batch_made",
+    "engines_asked": "ended and validation_closed",
+    "end_phase": "begin_phase(None)",
+}
 
 
 def recorder(options: AsyncDAPOConfig) -> Recorder:
@@ -22,9 +32,26 @@ def wire(config: DictConfig, options: AsyncDAPOConfig) -> None:
 
 
 def _class_of(options: AsyncDAPOConfig) -> type[Recorder]:
+    """
+    Raises:
+        ConfigError: for what is no class of recorders, or one of before, of which nothing would be called.
+    """
     if options.recorder is None:
         return Recorder
-    module, _, class_name = options.recorder.rpartition(".")
-    found = getattr(importlib.import_module(module), class_name)
-    assert issubclass(found, Recorder)
-    return cast(type[Recorder], found)
+    module, _, name = options.recorder.rpartition(".")
+    try:
+        with contained():
+            found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # the user's module may raise anything
+        remedy = f"cannot be imported: {first_line(error)}; name a class that Python finds on every node"
+        raise ConfigError(_OPTION, options.recorder, remedy) from error
+    if not (isinstance(found, type) and issubclass(found, Recorder)):
+        raise ConfigError(_OPTION, options.recorder, "is no subclass of Recorder of extensions/record; make it one")
+    if old := [f"{before}, which is {now} now" for before, now in RENAMED.items() if hasattr(found, before)]:
+        raise ConfigError(_OPTION, options.recorder, f"has {'; '.join(old)}: nothing calls what it has; rename it")
+    try:
+        inspect.signature(found).bind(options)
+    except TypeError as error:
+        remedy = f"is made of the run's options alone: {error}; have its __init__ take them, and call Recorder's"
+        raise ConfigError(_OPTION, options.recorder, remedy) from error
+    return found

@@ -5,10 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.tracking import Tracking
 
 from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.extensions.record.recorder import Recorder
 from recipe.async_dapo.extensions.record.wiring import recorder, wire
@@ -97,3 +99,30 @@ def test_an_evaluation_keeps_the_source_of_prompts_whose_every_answer_failed(tmp
     own.log({"val-core/unknown/acc/mean@1": 1.0}, 0)
     kept = json.loads((tmp_path / KEPT_FILE).read_text())
     assert kept == {"sources": {"lost": "code", "a": "unknown"}, "lengths_tok": {"lost": [3], "a": [3]}}
+
+
+class OfBefore(Recorder):
+    def round_closed(self, step: int) -> None: ...
+
+    def end_phase(self) -> None: ...
+
+
+class OfTwo(Recorder):
+    def __init__(self, folder: Path, options: AsyncDAPOConfig) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("OfBefore", "has round_closed, which is batch_made now; end_phase, which is begin_phase(None) now: nothing "),
+        ("OfTwo", "is made of the run's options alone: missing a required argument: 'options'; have its __init__ "),
+        ("RUN", "is no subclass of Recorder of extensions/record; make it one"),
+        ("Nowhere", "cannot be imported: AttributeError: "),
+    ],
+)
+def test_a_recorder_that_would_record_nothing_is_refused_before_engines_start(name: str, told: str) -> None:
+    config = compose_run([])
+    config.actor_rollout_ref.rollout.custom = {CUSTOM_OPTIONS: {}}
+    with pytest.raises(ConfigError) as refused:
+        wire(config, options(recorder=f"{__name__}.{name}"))
+    assert str(refused.value).startswith(f"async_dapo.recorder={__name__}.{name}: {told}")
