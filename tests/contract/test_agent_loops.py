@@ -1,6 +1,7 @@
 """Agent loops are what verl's own worker would make."""
 
 import sys
+import threading
 
 import pytest
 from omegaconf import OmegaConf
@@ -65,6 +66,32 @@ def test_a_worker_has_imported_the_users_loops_before_its_first_trajectory(monke
         assert "loop_of_a_user" in sys.modules and "no_such_module" not in caplog.text
     finally:
         sys.modules.pop("loop_of_a_user", None)
+
+
+@pytest.mark.parametrize("uses_it", [True, False])
+def test_a_loop_that_hangs_as_it_is_imported_holds_up_a_start_that_uses_it_alone(
+    monkeypatch, tmp_path, uses_it
+) -> None:
+    """The file of agent loops may name loops that no prompt of the run has."""
+    name, let_go = f"hanging_{uses_it}", threading.Event()
+    monkeypatch.setattr(sys, "let_go", let_go, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"{name}.py").write_text("import sys\nsys.let_go.wait()\n")
+    monkeypatch.setattr(agent_loops, "_agent_loop_registry", {"own": {"_target_": f"{name}.Loop"}})
+    monkeypatch.setattr(agent_loops, "OTHERS_LIMIT_S", 0.01)
+    told: list[str] = []
+    monkeypatch.setattr(agent_loops.logger, "warning", lambda text, *values: told.append(text % values))
+    start = threading.Thread(target=agent_loops.import_loops, args=["own" if uses_it else "another"])
+    start.start()
+    try:
+        start.join(0.1 if uses_it else None)
+        assert start.is_alive() is uses_it
+        assert told == (
+            [] if uses_it else [f"an agent loop's module {name} is not imported after 0.01 s; the run goes on"]
+        )
+    finally:
+        let_go.set()
+        start.join()
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:

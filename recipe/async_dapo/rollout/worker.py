@@ -54,7 +54,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         super().__init__(config, *args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
         codec()  # its extension's imports, and those of agent loops, would hold up the first trajectories
-        import_loops()
+        import_loops(config.actor_rollout_ref.rollout.agent.default_agent_loop)
         join_queue()
 
     async def attach(self, coordinator: ActorHandle, worker: int, myself: ActorHandle) -> None:
