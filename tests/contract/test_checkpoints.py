@@ -18,7 +18,7 @@ from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 from recipe.async_dapo.record import checkpoint_folder
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, new_run, verify
 from recipe.async_dapo.training import run_checkpoints
-from recipe.async_dapo.training.checkpoints import KeptCheckpoints
+from recipe.async_dapo.training.run_checkpoints import KeptCheckpoints
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.checkpoints import write_checkpoint

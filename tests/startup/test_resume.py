@@ -29,6 +29,7 @@ from recipe.async_dapo.config.derived import longest_trained_tok
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, Placement
+from recipe.async_dapo.core.journal import Call
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.pool import CarriedGroup, PoolState
@@ -39,15 +40,10 @@ from recipe.async_dapo.record.trained_model import TrainedModel
 from recipe.async_dapo.recording import SampledTokens, append_tokens
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.startup.checkpoint_to_resume import NEWEST_FILE, check_resume
-from recipe.async_dapo.training.checkpoints import (
-    KeptCheckpoints,
-    RolloutState,
-    from_frames,
-    prompts_in_words,
-    to_frames,
-)
+from recipe.async_dapo.training import run_checkpoints
+from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
-from recipe.async_dapo.training.run_checkpoints import give_up_unfit
+from recipe.async_dapo.training.run_checkpoints import KeptCheckpoints, give_up_unfit, prompts_in_words
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.checkpoints import ANEW_OF_ITS_OWN, write_checkpoint
@@ -500,3 +496,26 @@ def test_given_other_training_data_when_resumed_then_a_line_says_so(
     trainer.train_dataset = SimpleNamespace(dataframe=Dataset.from_list(rows) if rows else None)
     trainer._load_checkpoint()
     assert (f"and the checkpoint's run had {of_run}" in caplog.text) is warns
+
+
+@pytest.mark.parametrize("has_agents", [True, False])
+def test_given_a_score_of_before_when_a_copy_without_agents_resumes_then_its_own_checkpoints_do_not_need_agents(
+    run, tmp_path, monkeypatch, has_agents
+):
+    """Earlier versions ended the ids of scores with a number, as those of calls that no other copy can answer."""
+    score = Call(call_id="a/0/0/reward/d/0", turn=1, arguments=b"")
+    turn = Turn(prompt_digest=b"p", prompt_len_tok=1)
+    append_tokens(turn, [5], [-0.5], [(1, 1)])
+    interrupted = Trajectory(session_id=0, turns=[turn], calls={score.call_id: score})
+    others = [Trajectory(session_id=k) for k in (1, 2, 3)]
+    group = PromptGroup(uid="a", prompt={}, drawn_at_step=1, trajectories=[interrupted, *others])
+    state = PoolState(waiting=(), buffered=(group,), carried=(), ledger=Ledger(drawn=1))
+    config = run(f"trainer.default_local_dir={tmp_path}")
+    write_checkpoint(tmp_path, 4, frames=list(to_frames(RolloutState(pool=state))))
+    monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: None)
+    monkeypatch.setattr(run_checkpoints, "declared", lambda: ["agents"] if has_agents else [])
+    resumed = buffer(run)
+    run_checkpoints.restore_run(resumed, config, step=4, prompts="", is_newest=True)
+    assert ("agents" in resumed.state().needed_extensions) is has_agents
+    [again] = resumed.pool.buffered
+    assert again.trajectories[0].generated_tok == 1

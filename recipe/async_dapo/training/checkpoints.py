@@ -1,5 +1,4 @@
-"""What a checkpoint keeps of the rollout: its state, the state's plain form, what tells its data from others, and which
-checkpoints stay on the disk.
+"""What a checkpoint keeps of the rollout: its state, and the state's plain form.
 
 The plain form is msgpack frames. The first one holds all but the prompt groups and what extensions keep; a frame
 follows for each of these, which may be longer than msgpack lets a value be, and then for each group that waits, is
@@ -7,44 +6,28 @@ buffered, carried. The dataclasses are the file's format, field by field, with a
 changes only together with `checkpoint_folder.FORMAT`. What extensions keep is theirs, and bytes here.
 """
 
-import logging
-import shutil
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from hashlib import blake2b
 from itertools import islice, pairwise
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
-from datasets import Dataset
-from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..config.checkpoint_options import checkpoints_to_keep
 from ..config.extensions import AGENTS
 from ..core.concurrency import ConcurrencyState
 from ..core.journal import Call
 from ..core.over_sampling import LengthsEnded, OverSamplingState
 from ..core.pool import CarriedGroup, PoolState
 from ..core.trajectory import PromptGroup, Segment, Trajectory, Turn
-from ..record.checkpoint_folder import (
-    STEP_FOLDER,
-    DamagedCheckpoint,
-    checkpoint_folders,
-    new_run,
-    run_of,
-    step_of,
-)
+from ..record.checkpoint_folder import DamagedCheckpoint
 from ..record.plain_values import AGENT_LOOP, DATA_SET, read_extension, to_plain
 from ..rollout.packed_output import PackedOutput
 from ..rollout.parking import with_tokens
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +58,6 @@ T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Int32, Float32 = Annotated[array, "i"], Annotated[array, "f"]
 PARTS = {"waiting": PromptGroup, "buffered": PromptGroup, "carried": CarriedGroup}
-
-_PROMPTS_READ = 64
-_GONE = ".gone"  # ends the names of folders that are being deleted
 
 # Fields that no checkpoint holds: they name what lives in processes, or count a round's events, or say that a
 # checkpoint was read.
@@ -256,75 +236,3 @@ def _restore(group: PromptGroup) -> None:
         for output in trajectory.outputs or ():
             if not len(output.response_mask) == len(output.response_logprobs) == len(output.response_ids):
                 raise ValueError("tokens, mask and log-probs of an output differ in length")
-
-
-def prompts_in_words(data_set: Any, prompt_key: str) -> str:
-    """How many prompts a data set has, and a checksum of some, at equal distances: both tell it from another one. Empty
-    for a class of the user's that holds no table of them.
-    """
-    table = getattr(data_set, "dataframe", None)
-    if not isinstance(table, Dataset) or prompt_key not in table.column_names:
-        return ""
-    prompts = table.select_columns(prompt_key).with_format("arrow")  # pictures as they are stored, not opened
-    some = [prompts[row].to_pylist() for row in range(0, len(prompts), 1 + len(prompts) // _PROMPTS_READ)]
-    return f"{len(prompts):,} prompts, checksum {blake2b(repr(some).encode(), digest_size=4).hexdigest()}"
-
-
-class KeptCheckpoints:
-    """The checkpoints of this run: whole ones are deleted once newer ones are complete. verl deletes a model as soon as
-    the next one is written, before the rest is.
-
-    Attributes:
-        run: that of every checkpoint it saves. A run that goes on from its newest one keeps it.
-
-    Args:
-        folder: holds all checkpoints.
-        keep: how many stay [count]; None: all.
-    """
-
-    def __init__(self, folder: Path, keep: int | None) -> None:
-        self._folder = folder
-        self._keep = keep
-        self._saved: list[Path] = []  # oldest first
-        self.run = new_run()
-
-    @classmethod
-    def taking_over_from_verl(cls, config: DictConfig) -> "KeptCheckpoints":
-        """Take `trainer.max_actor_ckpt_to_keep` over, and have verl keep one model more, in place. A checkpoint without
-        its model or its critic is of no use: all of it goes at once.
-        """
-        trainer, keep = config.trainer, checkpoints_to_keep(config)
-        trainer.max_actor_ckpt_to_keep = trainer.max_critic_ckpt_to_keep = None if keep is None else keep + 1
-        return cls(Path(trainer.default_local_dir), keep)
-
-    def resumed(self, folder: Path) -> None:
-        """The run that has saved a checkpoint goes on from it. What it has saved before, up to that step, is deleted in
-        its turn; what other runs have saved stays.
-        """
-        run, step = run_of(folder), step_of(folder)
-        self.run = run or ""
-        found = reversed(checkpoint_folders(self._folder))
-        self._saved = [path for path in found if run_of(path) == run and step_of(path) <= step]
-        for left in self._folder.glob(f"{STEP_FOLDER}*{_GONE}"):
-            shutil.rmtree(left, ignore_errors=True)
-
-    def saved(self, folder: Path) -> None:
-        """A checkpoint is complete. Those that cannot be deleted yet are tried again after the next."""
-        self._saved = [path for path in self._saved if path != folder] + [folder]
-        if self._keep is not None:
-            surplus, kept = self._saved[: -self._keep], self._saved[-self._keep :]
-            self._saved = [path for path in surplus if not _delete(path)] + kept
-
-
-def _delete(folder: Path) -> bool:
-    """It loses its name first: what a kill leaves of it is no checkpoint."""
-    gone = folder.with_name(folder.name + _GONE)
-    try:
-        if folder.exists():
-            folder.rename(gone)
-        if gone.exists():
-            shutil.rmtree(gone)
-    except OSError as error:
-        logger.warning("old checkpoint %s cannot be deleted yet: %s", folder, error)
-        return False
-    return True

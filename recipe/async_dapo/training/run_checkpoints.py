@@ -1,25 +1,45 @@
-"""A step's checkpoint of the whole run: written around verl's own, and gone on from."""
+"""A step's checkpoint of the whole run: written around verl's own, gone on from, and deleted when newer ones are
+complete.
+"""
 
 import logging
 import shutil
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
+from datasets import Dataset
 from omegaconf import DictConfig
 
 from .. import store
-from ..config.checkpoint_options import lasting_options
+from ..config.checkpoint_options import checkpoints_to_keep, lasting_options
 from ..config.derived import longest_trained_tok
+from ..config.extensions import AGENTS, declared
 from ..config.values import ConfigError
 from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
-from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, absent_ranks, read_complete, read_pool, saving
+from ..record.checkpoint_folder import (
+    STEP_FOLDER,
+    DamagedCheckpoint,
+    absent_ranks,
+    checkpoint_folders,
+    new_run,
+    read_complete,
+    read_pool,
+    run_of,
+    saving,
+    step_of,
+)
 from ..record.trained_model import TrainedModel
 from ..runtime.logs import log_phase
 from .checkpoints import from_frames, to_frames
 from .replay_buffer import RoundReplayBuffer
 
 logger = logging.getLogger(__name__)
+
+_PROMPTS_READ = 64
+_GONE = ".gone"  # ends the names of folders that are being deleted
 
 
 def save_run(
@@ -90,6 +110,10 @@ def restore_run(
             f"trainer.{key}", trainer[key], f"{folder}: {error}; resume from another checkpoint"
         ) from error
     log_phase(f"resumed from {folder}: step {step + 1} is next")
+    if AGENTS not in declared():  # start-up has refused a checkpoint with other calls than scores, which are made again
+        for group in replay_buffer.pool.buffered:
+            for trajectory in group.trajectories:
+                trajectory.calls.clear()
     store.forget_all_but(replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
     give_up_unfit(replay_buffer, longest_trained_tok(config))
     then = read_complete(folder).prompts
@@ -138,3 +162,75 @@ def give_up_unfit(replay_buffer: RoundReplayBuffer, longest_tok: int) -> None:
             "async_dapo.rollout_strategy or stop_rule",
             len(unfit),
         )
+
+
+def prompts_in_words(data_set: Any, prompt_key: str) -> str:
+    """How many prompts a data set has, and a checksum of some, at equal distances: both tell it from another one. Empty
+    for a class of the user's that holds no table of them.
+    """
+    table = getattr(data_set, "dataframe", None)
+    if not isinstance(table, Dataset) or prompt_key not in table.column_names:
+        return ""
+    prompts = table.select_columns(prompt_key).with_format("arrow")  # pictures as they are stored, not opened
+    some = [prompts[row].to_pylist() for row in range(0, len(prompts), 1 + len(prompts) // _PROMPTS_READ)]
+    return f"{len(prompts):,} prompts, checksum {blake2b(repr(some).encode(), digest_size=4).hexdigest()}"
+
+
+class KeptCheckpoints:
+    """The checkpoints of this run: whole ones are deleted once newer ones are complete. verl deletes a model as soon as
+    the next one is written, before the rest is.
+
+    Attributes:
+        run: that of every checkpoint it saves. A run that goes on from its newest one keeps it.
+
+    Args:
+        folder: holds all checkpoints.
+        keep: how many stay [count]; None: all.
+    """
+
+    def __init__(self, folder: Path, keep: int | None) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._saved: list[Path] = []  # oldest first
+        self.run = new_run()
+
+    @classmethod
+    def taking_over_from_verl(cls, config: DictConfig) -> "KeptCheckpoints":
+        """Take `trainer.max_actor_ckpt_to_keep` over, and have verl keep one model more, in place. A checkpoint without
+        its model or its critic is of no use: all of it goes at once.
+        """
+        trainer, keep = config.trainer, checkpoints_to_keep(config)
+        trainer.max_actor_ckpt_to_keep = trainer.max_critic_ckpt_to_keep = None if keep is None else keep + 1
+        return cls(Path(trainer.default_local_dir), keep)
+
+    def resumed(self, folder: Path) -> None:
+        """The run that has saved a checkpoint goes on from it. What it has saved before, up to that step, is deleted in
+        its turn; what other runs have saved stays.
+        """
+        run, step = run_of(folder), step_of(folder)
+        self.run = run or ""
+        found = reversed(checkpoint_folders(self._folder))
+        self._saved = [path for path in found if run_of(path) == run and step_of(path) <= step]
+        for left in self._folder.glob(f"{STEP_FOLDER}*{_GONE}"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def saved(self, folder: Path) -> None:
+        """A checkpoint is complete. Those that cannot be deleted yet are tried again after the next."""
+        self._saved = [path for path in self._saved if path != folder] + [folder]
+        if self._keep is not None:
+            surplus, kept = self._saved[: -self._keep], self._saved[-self._keep :]
+            self._saved = [path for path in surplus if not _delete(path)] + kept
+
+
+def _delete(folder: Path) -> bool:
+    """It loses its name first: what a kill leaves of it is no checkpoint."""
+    gone = folder.with_name(folder.name + _GONE)
+    try:
+        if folder.exists():
+            folder.rename(gone)
+        if gone.exists():
+            shutil.rmtree(gone)
+    except OSError as error:
+        logger.warning("old checkpoint %s cannot be deleted yet: %s", folder, error)
+        return False
+    return True

@@ -59,12 +59,11 @@ from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
-from .checkpoints import KeptCheckpoints, prompts_in_words
 from .engine_manager import EngineManager
 from .metrics import update_metrics
 from .passes import passes_of
 from .replay_buffer import RoundReplayBuffer
-from .run_checkpoints import restore_run, save_run
+from .run_checkpoints import KeptCheckpoints, prompts_in_words, restore_run, save_run
 from .step_updates import step_updates
 from .training_rows import next_groups
 from .validation import Validation
