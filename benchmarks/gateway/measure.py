@@ -15,7 +15,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
 from examples.agent_loop.dialogue import Dialogue
-from recipe.async_dapo.extensions.gateway.agent_host import AgentHost
+from recipe.async_dapo.extensions.agent_programs.agent_host import AgentHost
 from recipe.async_dapo.extensions.gateway.black_box import BlackBoxAgent
 from recipe.async_dapo.extensions.gateway.server import Gateway
 from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer

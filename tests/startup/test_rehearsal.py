@@ -126,10 +126,14 @@ def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, m
         check()
 
 
-def test_given_a_copy_that_runs_no_agent_programs_then_a_scripted_one_is_refused_by_name(stand_in_run, monkeypatch):
+@pytest.mark.parametrize("name", options_module.AGENTS_NEED)
+def test_given_a_copy_that_runs_no_agent_programs_then_a_scripted_one_is_refused_by_name(
+    stand_in_run, monkeypatch, name
+):
     config = stand_in_run("rehearsal.agent_turns=3")
-    monkeypatch.setattr(options_module, "declared", dict)
-    with pytest.raises(ConfigError, match=r"rehearsal\.agent_turns=3: extensions/gateway is not in this copy"):
+    there = dict.fromkeys(other for other in options_module.AGENTS_NEED if other != name)
+    monkeypatch.setattr(options_module, "declared", lambda: there)
+    with pytest.raises(ConfigError, match=rf"rehearsal\.agent_turns=3: extensions/{name} is not in this copy"):
         RehearsalOptions.from_hydra(config)
 
 

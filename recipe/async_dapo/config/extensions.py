@@ -52,6 +52,8 @@ class Declared:
             function is raised as errors of `core/users_errors.py`. At most one in a copy.
         driver: `driver(config)`: a context manager around all that the driver does with a run; at most one in a copy.
         shipping: the `Shipping` of `runtime/shipping.py`; at most one in a copy.
+        agent_program: makes the program of an agent, which `extensions/gateway` serves, of its entry's options: has
+            `check()` and `run(address, key, sample)`. At most one in a copy.
         api: an `Api` of `extensions/gateway/messages.py`, that agents may ask by.
         training_worker: a subclass of verl's `TrainingWorker`, of which each policy's is one; several are combined.
         wire: `wire(config, options)`, called once, in the first actor, before anything is built.
@@ -75,6 +77,7 @@ class Declared:
     reward_trial: str = ""
     driver: str = ""
     shipping: str = ""
+    agent_program: str = ""
     api: str = ""
     training_worker: str = ""
     wire: str = ""

@@ -36,7 +36,7 @@ ConfigStore.instance().store(
 NODE = "rehearsal."
 CONFIG = "config.yaml"  # in the folder of results: the configuration of the run, there when all checks have passed
 KV_CACHE_DTYPE = "engine_kwargs.vllm.kv_cache_dtype"
-AGENTS_NEED = "gateway"  # the extension that scripted agents stand on
+AGENTS_NEED = ("gateway", "agent_programs")  # the extensions that scripted agents stand on
 
 
 class CompressedClock:
@@ -90,8 +90,9 @@ class RehearsalOptions:
         options = parse_options(cls, node, NODE)
         if options.warmup >= options.steps:
             raise ConfigError(NODE + "warmup", options.warmup, f"must be below {NODE}steps={options.steps}")
-        if options.agent_turns is not None and AGENTS_NEED not in declared():
-            raise ConfigError(NODE + "agent_turns", options.agent_turns, not_in_copy(AGENTS_NEED, "leave it null"))
+        missing = [name for name in AGENTS_NEED if name not in declared()]
+        if options.agent_turns is not None and missing:
+            raise ConfigError(NODE + "agent_turns", options.agent_turns, not_in_copy(missing[0], "leave it null"))
         return options
 
     @property

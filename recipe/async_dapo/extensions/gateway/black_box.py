@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, TypeGuard
@@ -14,13 +13,12 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from ...core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ...recording import current_recorder
-from .agent_host import AgentHost, passed_on
 from .options import AgentOptions
 from .reading import ReplyReader, parser_of
 from .result import METRIC, scored
 from .server import Gateway
 from .session import Session
-from .start_up import check_agent, check_trainable
+from .start_up import check_agent, check_trainable, program_of
 from .template import Template
 
 logger = logging.getLogger(__name__)
@@ -105,21 +103,7 @@ class BlackBoxAgent(AgentLoopBase):
 
     async def _agent(self, address: str, key: str, sample: dict[str, Any]) -> Any:
         """Its result."""
-        options = self._options
-        start: dict[str, Any]
-        if options.agent is not None:
-            start = {"agent": options.agent, "base_url": address, "key": key, "sample": sample}
-            return await AgentHost.of("functions").run(start)
-        environment = passed_on(os.environ) | options.environment
-        environment |= {
-            "OPENAI_BASE_URL": f"{address}/v1",
-            "OPENAI_API_KEY": key,
-            "ANTHROPIC_BASE_URL": address,
-            "ANTHROPIC_API_KEY": key,
-            "GATEWAY_URL": address,
-        }
-        start = {"command": options.command, "environment": environment, "sample": sample}
-        return await AgentHost.of("commands").run(start)
+        return await program_of(self._options).run(address, key, sample)
 
     async def _watched(self, session: Session, agent: "asyncio.Task[Any]") -> BaseException | None:
         """Wait for the agent's end, or its limits. Returns what it, or the run, has failed of."""

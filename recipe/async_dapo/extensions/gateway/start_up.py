@@ -1,19 +1,16 @@
 """What can be known of an agent before a cluster starts: whether it can be started, read, and continued."""
 
 import math
-import os
 import resource
-import shutil
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
+from ...config.extensions import not_in_copy, of_copy
 from ...config.values import ConfigError, check_choice
-from ...runtime.containment import first_line
 from ...startup.model import load_by_verl
-from .agent_program import function_of
 from .options import FILE, AgentOptions
 from .reading import known_parsers, parser_of
 from .template import tried
@@ -35,10 +32,7 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
         ConfigError: naming key, value and remedy.
     """
     options = AgentOptions.of(values)
-    if options.agent is not None:
-        _check_function(options.agent)
-    if options.command is not None:
-        _check_command(options.command[0])
+    program_of(options).check()
     if options.parser is not None:
         check_choice(f"{FILE}, parser", options.parser, known_parsers())
     check_trainable(config)
@@ -74,6 +68,19 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
     return warnings
 
 
+def program_of(options: AgentOptions) -> Any:
+    """The agent's program, as this copy starts it.
+
+    Raises:
+        ConfigError: if it starts none.
+    """
+    make = of_copy("agent_program")
+    if make is None:
+        key, value = ("agent", options.agent) if options.agent is not None else ("command", options.command)
+        raise ConfigError(f"{FILE}, {key}", value, not_in_copy("agent_programs", "write the agent as a loop"))
+    return make(FILE, agent=options.agent, command=options.command, environment=options.environment)
+
+
 def check_trainable(config: DictConfig) -> None:
     """Routes of several chains, each with its own beginning, were never trained on, and a trajectory whose agent has
     several chains must not count several times in its group's mean.
@@ -105,23 +112,3 @@ def _check_open_files(config: DictConfig) -> None:
             f"raise the hard limit (ulimit -Hn {needed}; in docker --ulimit nofile={needed}) on every node, or set "
         )
         raise ConfigError("ulimit -Hn", hard, f"{what}; {remedy}more actor_rollout_ref.rollout.agent.num_workers")
-
-
-def _check_function(name: str) -> None:
-    try:
-        function = function_of(name)
-    except BaseException as error:  # the user's module may raise anything, SystemExit included
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        remedy = "correct the name, or install its module on every node"
-        raise ConfigError(f"{FILE}, agent", name, f"cannot be loaded: {first_line(error)}; {remedy}") from error
-    if not callable(function):
-        raise ConfigError(f"{FILE}, agent", name, "is no function; name one of base URL, key and sample")
-
-
-def _check_command(program: str) -> None:
-    if shutil.which(program) is None:
-        remedy = "is not found, or is no program; give its whole path, since it runs in a fresh folder, on every node"
-        raise ConfigError(f"{FILE}, command", program, remedy)
-    if os.path.dirname(program) and not os.path.isabs(program):
-        raise ConfigError(f"{FILE}, command", program, "runs in a fresh folder: give its whole path")

@@ -34,6 +34,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.nightly
+@pytest.mark.skipif("agent_programs" not in declared(), reason="this copy starts none")
 @pytest.mark.parametrize("is_chat", [True, *([False] if "responses" in declared() else [])])
 @pytest.mark.parametrize("name", BY_CHAT)
 def test_given_a_program_from_the_package_index_then_its_turns_with_a_tool_are_one_chain(

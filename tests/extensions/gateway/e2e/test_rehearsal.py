@@ -4,10 +4,15 @@ import json
 
 import pytest
 
+from recipe.async_dapo.config.extensions import declared
+
 from ....support.harness import ledger_closes
 from ....support.rehearsed import rehearse
 
-pytestmark = pytest.mark.nightly
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif("agent_programs" not in declared(), reason="this copy starts no programs"),
+]
 
 AGENT = "actor_rollout_ref.rollout.agent"
 PROGRAM = """

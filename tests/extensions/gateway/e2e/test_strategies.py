@@ -13,7 +13,7 @@ from ....support.harness import Run, ledger_closes, train
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif("responses" not in declared(), reason="sub-agents ask by it"),
+    pytest.mark.skipif(not {"agent_programs", "responses"} <= declared().keys(), reason="an extension is missing"),
 ]
 
 STEPS, ROWS = 2, 3  # a session has a row of its own, and one of each sub-agent

@@ -10,10 +10,10 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.extensions.gateway import template
+from recipe.async_dapo.extensions.gateway import start_up, template
 from recipe.async_dapo.extensions.gateway.black_box import BlackBoxAgent
 from recipe.async_dapo.extensions.gateway.options import AgentOptions
-from recipe.async_dapo.extensions.gateway.start_up import _check_command, _check_function
+from recipe.async_dapo.extensions.gateway.start_up import program_of
 from recipe.async_dapo.extensions.gateway.template import TemplateFinding, tried
 
 from ..support.world import TEMPLATE, TOKENIZER
@@ -43,18 +43,13 @@ def test_given_an_entry_that_cannot_work_then_it_is_refused_by_key_value_and_rem
     assert text in str(refused.value)
 
 
-def test_given_an_agent_that_cannot_be_started_then_start_up_says_so() -> None:
-    for check, name, text in (
-        (_check_function, "absent_module:run", "cannot be loaded: ModuleNotFoundError"),
-        (_check_function, "json:absent", "cannot be loaded: AttributeError"),
-        (_check_function, "json:__name__", "is no function"),
-        (_check_command, "absent-program", "is not found"),
-    ):
-        with pytest.raises(ConfigError) as refused:
-            check(name)
-        assert text in str(refused.value)
-    _check_function("json:loads")
-    _check_command("bash")
+@pytest.mark.parametrize("entry", [{"agent": "a:b"}, {"command": ["bash", "solve.sh"]}])
+def test_given_a_copy_that_starts_no_programs_then_an_entry_of_one_is_refused_by_name(entry, monkeypatch) -> None:
+    monkeypatch.setattr(start_up, "of_copy", lambda place: None)
+    [(key, value)] = entry.items()
+    with pytest.raises(ConfigError) as refused:
+        program_of(AgentOptions.of(entry))
+    assert f"path, {key}={value}: extensions/agent_programs is not in this copy; copy that" in str(refused.value)
 
 
 ROUTES = "actor_rollout_ref.rollout.enable_rollout_routing_replay"

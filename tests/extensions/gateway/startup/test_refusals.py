@@ -22,6 +22,7 @@ LOOPS = """
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
     needs_checks,
+    pytest.mark.skipif("agent_programs" not in declared(), reason="this copy starts no programs"),
 ]
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import openai
 
-from recipe.async_dapo.extensions.gateway.agent_host import AgentHost
 from recipe.async_dapo.extensions.gateway.server import Gateway
 
 from .world import HttpAgent, Life, check_rows, new_group, shown, texts
@@ -28,7 +27,10 @@ def play(agent: HttpAgent | None, *, n: int = 1, limit_s: float = 300, **options
         finally:
             await life.end()
             await (await Gateway.at(options.get("host", "127.0.0.1"))).stop()
-            await AgentHost.of("commands").stop()
+            if "command" in options:
+                from recipe.async_dapo.extensions.agent_programs.agent_host import AgentHost
+
+                await AgentHost.of("commands").stop()
         return outcome, group, life
 
     return asyncio.run(main())

@@ -15,10 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
+from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import TrajectoryFailed
-from recipe.async_dapo.extensions.gateway import agent_host
-from recipe.async_dapo.extensions.gateway.agent_host import AgentHost, _Process
-from recipe.async_dapo.extensions.gateway.agent_program import Program, run_command
+from recipe.async_dapo.extensions.agent_programs import agent_host
+from recipe.async_dapo.extensions.agent_programs.agent_host import AgentHost, _Process
+from recipe.async_dapo.extensions.agent_programs.agent_program import Program as HostProgram
+from recipe.async_dapo.extensions.agent_programs.agent_program import run_command
+from recipe.async_dapo.extensions.agent_programs.programs import Program
 
 PATIENCE_S = 300.0  # what has not happened by then hangs
 # So long that no test waits for its end, and of no other process of this machine.
@@ -327,7 +330,7 @@ def test_given_commands_then_a_file_or_the_last_line_is_the_result_and_each_has_
 def test_given_a_start_and_its_cancel_heard_together_then_its_end_is_told() -> None:
     async def main() -> list[Any]:
         out = io.StringIO()
-        program = Program(out)
+        program = HostProgram(out)
         program.hear({"start": 7} | function("slow"))
         program.hear({"cancel": 7})
         await asyncio.wait(set(program._running.values()))
@@ -395,7 +398,7 @@ def test_given_a_command_whose_session_ends_then_its_process_group_ends_with_it(
 
 WORKER = f"""
 import asyncio
-from recipe.async_dapo.extensions.gateway.agent_host import AgentHost
+from recipe.async_dapo.extensions.agent_programs.agent_host import AgentHost
 start = {{"command": ["bash", "-c", "{SLEEPERS}"], "environment": {{"PATH": "/usr/bin:/bin"}}, "sample": {{}}}}
 
 async def main():
@@ -434,7 +437,7 @@ def test_given_a_process_of_agents_that_dies_as_it_starts_a_command_then_its_wor
 
     async def main(out: io.TextIOBase) -> None:
         with pytest.raises(RuntimeError, match="dead"):
-            await run_command({"start": 7} | command(*SLEEP), Program(out)._tell)
+            await run_command({"start": 7} | command(*SLEEP), HostProgram(out)._tell)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", dies)
     reads, writes = os.pipe()
@@ -458,3 +461,20 @@ def test_given_a_process_that_tells_no_message_then_it_is_ended_and_its_agents_f
             await asyncio.wait_for(_Process(told).run(0, {}), PATIENCE_S)
 
     asyncio.run(main())
+
+
+def test_given_an_agent_that_cannot_be_started_then_start_up_says_so() -> None:
+    def check(*, agent: str | None = None, command: list[str] | None = None) -> None:
+        Program("file", agent=agent, command=command, environment={}).check()
+
+    for wrong, text in (
+        ({"agent": "absent_module:run"}, "file, agent=absent_module:run: cannot be loaded: ModuleNotFoundError"),
+        ({"agent": "json:absent"}, "cannot be loaded: AttributeError"),
+        ({"agent": "json:__name__"}, "is no function"),
+        ({"command": ["absent-program"]}, "file, command=absent-program: is not found"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            check(**wrong)
+        assert text in str(refused.value)
+    check(agent="json:loads")
+    check(command=["bash"])

@@ -1,0 +1,5 @@
+"""Agents that are programs: the place where they plug in."""
+
+from ...config.extensions import Declared
+
+DECLARED = Declared(agent_program="programs.Program")
