@@ -173,6 +173,10 @@ WITHOUT = {
         "there is no pass, and a step has no metrics async_dapo/importance/",
     ),
     "policy_health": ("valid groups", "where hardly any is valid, nothing looks at whether the policy has collapsed"),
+    "wire_type": (
+        "weights",
+        "they travel to the engines in the type that the trainer holds them in: twice the bytes, where that is fp32",
+    ),
     "shipping": (
         "other nodes",
         "code, option files and variables are not sent there; each node needs them at the same places",

@@ -180,9 +180,10 @@ class GlobalLoadBalancer:
         """Ask every server, or some, for a sign of life; one that is dead, silent or stands still is lost."""
         await await_all(self._lives.look_after(server_id) for server_id in server_ids or list(self._lives.alive))
 
-    async def parameter_types(self) -> list[Any]:
-        """Of every process of every engine, see `WireType`."""
-        return [types for answer in (await self._lives.ask_all("parameter_types")).values() for types in answer]
+    async def call_extension(self, name: str, place: str, *args: Any) -> list[Any]:
+        """As a server's, of all engines that live."""
+        answers = await self._lives.ask_all("call_extension", name, place, *args)
+        return [answer for of_engine in answers.values() for answer in of_engine]
 
     async def sleep(self) -> None:
         """Have every engine free its accelerator memory, once its data-parallel ranks are at rest."""

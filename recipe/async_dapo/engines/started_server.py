@@ -22,7 +22,6 @@ from ..core.concurrency import EngineLoad
 from ..runtime.logs import show_logs
 from ..runtime.verl_version import check_versions
 from ..weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine
-from ..weights.wire import EngineTypes
 from .load_meter import LoadMeter, Meter
 from .processes import EngineProcesses, exception_of
 
@@ -136,10 +135,10 @@ class StartedServer(vLLMHttpServer):
     async def processes(self) -> EngineProcesses:
         return EngineProcesses.of_this_server(ray.util.get_node_ip_address())
 
-    async def parameter_types(self) -> list[EngineTypes]:
-        """Of each process of this engine."""
-        types: list[EngineTypes] = await self.engine.collective_rpc("parameter_types")
-        return types
+    async def call_extension(self, name: str, place: str, *args: Any) -> list[Any]:
+        """What `WeightReceiver.call_extension` returns in each process of this engine."""
+        answers: list[Any] = await self.engine.collective_rpc("call_extension", args=(name, place, *args))
+        return answers
 
     @property
     def load(self) -> EngineLoad | None:

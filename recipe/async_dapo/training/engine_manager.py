@@ -42,12 +42,12 @@ class EngineManager(CheckpointEngineManager):
         for replica in self.replicas:
             self._watch(replica)
 
-    def choose_wire_type(self) -> None:
-        """Have weights sent in the type of the engines' parameters. Engines that start in the place of others are
-        of the same kind."""
-        types = self._ask(self._balancer.parameter_types.remote())
-        if types:  # a trainer may have its engines later
-            ray.get(self.actor_wg.send_as(types), timeout=self._options.stop_timeout_s)
+    def call_extension(self, name: str, place: str, *args: Any) -> list[Any]:
+        """Call an extension's function, named "module.function", in each process of each engine; it is given what takes
+        the weights there. Returns the answers.
+        """
+        answers: list[Any] = self._ask(self._balancer.call_extension.remote(name, place, *args))
+        return answers
 
     def _watch(self, replica: AsyncDAPOReplica) -> None:
         self._ask(self._balancer.watch.remote(replica.server_address, str(replica), replica.servers))

@@ -12,6 +12,7 @@ from .validation import ValidationAnswers
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
 
+    from .engine_manager import EngineManager
     from .trainer import AsyncDAPOTrainer
 
 
@@ -19,6 +20,9 @@ class Observer(PoolWatch):
     """Looks at rounds, at what the pool does with each group, and at the trainer; adds metrics to steps, and may keep a
     state over them. It is one of verl's loggers, too. The base looks at nothing.
     """
+
+    def engines_started(self, engines: "EngineManager") -> None:
+        """The engines are up, and have none of the trainer's weights yet."""
 
     def training_begins(self, trainer: "AsyncDAPOTrainer") -> None:
         """Training begins, or goes on from a checkpoint: before verl makes its loggers."""

@@ -119,7 +119,8 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _setup(self) -> None:
         super()._setup()
         self.checkpoint_manager = self._engines = self._manage_engines(self.checkpoint_manager)
-        self._engines.choose_wire_type()
+        for observer in self.replay_buffer.observers.values():
+            observer.engines_started(self._engines)
         self._step_updates = step_updates(self.config, has_critic=self.use_critic)
         passes_class = passes_of(self.options.extensions)
         self._passes = passes_class(self.config, self.options, self.actor_rollout_wg)

@@ -22,8 +22,16 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 from ..runtime.aio import RECONNECT_S, insist
-from .stream import CUSTOM_OPTIONS, NamedTensor, private_handle, run_name, sockets_folder, with_proof
-from .wire import WireType
+from .stream import (
+    CUSTOM_OPTIONS,
+    NamedTensor,
+    WeightFilter,
+    private_handle,
+    run_name,
+    sockets_folder,
+    unchanged,
+    with_proof,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -131,11 +139,11 @@ class WeightSender(ServerAdapter):
     engine that listens to another run raises `WeightsMismatch`, here as well.
 
     Attributes:
-        wire: what weights are cast to; None: nothing is. Adapters are small, and stay as they are.
+        as_sent: what weights go through first. Adapters are small, and stay as they are.
     """
 
     zmq_handle: str
-    wire: WireType | None = None
+    as_sent: WeightFilter = staticmethod(unchanged)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -161,7 +169,7 @@ class WeightSender(ServerAdapter):
     ) -> None:
         assert wire_format == "named_tensors", f"wire_format={wire_format}: engines share the trainer's GPUs"
         is_adapter = kwargs.get("peft_config") and kwargs.get("base_sync_done")
-        sent = weights if self.wire is None or is_adapter else self.wire.cast(weights)
+        sent = weights if is_adapter else self.as_sent(weights)
         await self.pass_on(with_proof(sent, run=self._run, version=global_steps), version=global_steps, **kwargs)
 
     @torch.no_grad()

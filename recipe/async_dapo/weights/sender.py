@@ -1,24 +1,22 @@
 """verl's training worker, whose adapter sends weights to its own run's engines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from ..config.extensions import declared, load
 from ..runtime.garbage import collect_cycles_as_usual
 from .adapter import WeightSender
-from .stream import CUSTOM_OPTIONS
-from .wire import EngineTypes, WireType
+from .stream import CUSTOM_OPTIONS, WeightFilter, unchanged
 
 
 class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
     """verl's training worker, with this recipe's sender."""
 
     rollout: Any
-    wire: WireType | None = None  # what weights are sent as; None: as they are
+    as_sent: WeightFilter = staticmethod(unchanged)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -29,14 +27,11 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
             self.rollout = WeightSender(verls.config, verls.model_config, verls.device_mesh, verls.replica_rank)
         collect_cycles_as_usual()
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    def send_as(self, engines: Sequence[EngineTypes]) -> None:
-        """All ranks decide alike: they gather each tensor together."""
-        module = self.actor.engine.module
-        named = [*module.named_parameters(), *module.named_buffers()] if isinstance(module, torch.nn.Module) else []
-        self.wire = WireType.agreed(engines, [name for name, _ in named])
+    def send_through(self, as_sent: WeightFilter) -> None:
+        """Weights go to the engines as this gives them. All ranks gather each tensor together, and need the same."""
+        self.as_sent = as_sent
         if self.rollout is not None:
-            self.rollout.wire = self.wire
+            self.rollout.as_sent = as_sent
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def call_extension(self, name: str, place: str, *args: Any) -> Any:

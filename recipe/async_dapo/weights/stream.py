@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import traceback
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,12 @@ import torch
 from verl.workers.rollout.utils import ensure_async_iterator
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from .wire import EngineTypes, NamedTensor, types_of
+from ..config.extensions import load
 
 logger = logging.getLogger(__name__)
+
+NamedTensor = tuple[str, torch.Tensor]
+WeightFilter = Callable[[Any], Any]  # of a stream of weights, as verl gives them
 
 PROOF = "async_dapo.weight_proof"  # travels as a tensor of this name
 
@@ -39,6 +42,11 @@ _VLLMS_FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
 _VLLMS_NAME_BYTES = 37  # a slash and a UUID
 _LONGEST_PATH = 107  # of a Unix socket, in bytes
 _VERLS_HANDLE = re.compile(r"ipc:///tmp/rl-colocate-zmq-(\w+)-replica-(\d+)-rank-(\d+)\.sock")
+
+
+def unchanged(weights: Any) -> Any:
+    """The `WeightFilter` that changes nothing."""
+    return weights
 
 
 class WeightsMismatch(RuntimeError):
@@ -150,8 +158,9 @@ class WeightReceiver(vLLMColocateWorkerExtension):
         if self._proof != (expected := self._checksum.proof(str(expected_run), expected_version)):
             raise WeightsMismatch(f"{engine}: expected weights of {expected}; found {self._proof}")
 
-    def parameter_types(self) -> EngineTypes:
-        return types_of(self._iter_all_models(), self.model_runner.vllm_config.model_config.dtype)
+    def call_extension(self, name: str, place: str, *args: Any) -> Any:
+        """Call an extension's function, named "module.function", with each worker of the engine."""
+        return load(name, place)(self, *args)
 
     def _update_weights(self, weights: list[NamedTensor], **kwargs: Any) -> None:
         arrived = []

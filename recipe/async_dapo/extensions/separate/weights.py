@@ -25,7 +25,7 @@ class SeparateActorRolloutRefWorker(AsyncDAPOActorRolloutRefWorker):
         """Rank 0 returns where the weights are."""
         engine = self.actor.engine
         weights, _ = engine.get_per_tensor_param()
-        weights = weights if self.wire is None else self.wire.cast(weights)
+        weights = self.as_sent(weights)
         buckets: list[ObjectRef] = []
         if torch.distributed.get_rank() == 0:
             run = run_name(sockets_folder())

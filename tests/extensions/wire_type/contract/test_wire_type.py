@@ -15,14 +15,15 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
+from recipe.async_dapo.extensions.wire_type.choice import send_as
+from recipe.async_dapo.extensions.wire_type.wire_type import WireType, end_of, types_of
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
-from recipe.async_dapo.weights.wire import NamedTensor, WireType, end_of, types_of
+from recipe.async_dapo.weights.stream import NamedTensor, unchanged
 from recipe.async_dapo_lab.gpu_check.families import TinyModel, glm4_moe
 
-from ..support.composed_runs import compose_run, valid_overrides, write_files
-from ..support.families import qwen3_5
-from ..support.ranks import run_ranks
-from .test_merged_weights import OVERRIDES
+from ....support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
+from ....support.families import qwen3_5
+from ....support.ranks import run_ranks
 
 RANKS = 2
 BF16 = torch.bfloat16
@@ -30,7 +31,7 @@ BF16 = torch.bfloat16
 
 @torch.no_grad()
 def check_what_ranks_gather(files: Path) -> None:
-    config = compose_run([*valid_overrides(files), *OVERRIDES])
+    config = compose_run([*valid_overrides(files), "actor_rollout_ref.model.use_remove_padding=False", *CPU_WORKER])
     worker = AsyncDAPOActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
     ActorRolloutRefWorker.init_model(worker)
     worker.rollout = None
@@ -45,14 +46,15 @@ def check_what_ranks_gather(files: Path) -> None:
     as_held = dict(engine.get_per_tensor_param()[0])
     assert set(gathered) == {torch.float32} and len(as_held) > 10
     for kept, types in ([], {BF16}), (["norm.weight"], {torch.float32}):
-        worker.send_as([("bfloat16", kept)])
+        send_as(worker, [("bfloat16", kept)])
         gathered.clear()
-        sent = dict(worker.wire.cast(engine.get_per_tensor_param()[0]))
+        sent = dict(worker.as_sent(engine.get_per_tensor_param()[0]))
         assert set(gathered) == types, "cast after it was gathered, or although some must not be"
         assert {name.endswith("norm.weight") for name, one in sent.items() if one.dtype is torch.float32} <= {True}
         assert all(torch.equal(sent[name], one.to(sent[name].dtype)) for name, one in as_held.items())
-    worker.send_as([("bfloat16", ["experts.router_bias"])])  # the trainer knows no such name
-    assert worker.wire is None
+    worker.as_sent = unchanged
+    send_as(worker, [("bfloat16", ["experts.router_bias"])])  # the trainer knows no such name
+    assert worker.as_sent is unchanged
 
 
 @pytest.mark.slow

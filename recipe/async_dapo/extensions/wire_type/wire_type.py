@@ -15,7 +15,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-NamedTensor = tuple[str, torch.Tensor]
+from ...weights.stream import NamedTensor
+
 EngineTypes = tuple[str, list[str]]  # an engine's type by name; ends of the names of what is wider
 
 
