@@ -136,7 +136,8 @@ def test_commands_of_the_lab_that_need_the_record_say_what_to_do_without(command
     assert str(ended.value) == told + otherwise and not [*tmp_path.iterdir()]
 
 
-SOME = ["checks", "known_options", "reward_processes", "checks known_options", "checks reward_processes"]
+SOME = ["checks", "known_options", "known_values", "reward_processes", "checks reward_processes"]
+SOME += ["checks known_options", "known_options known_values"]
 
 
 @pytest.mark.parametrize("names", SOME)
@@ -150,6 +151,7 @@ def test_a_copy_with_some_of_the_folders_that_look_at_a_run_finds_what_these_loo
     wrong = {
         "trainer.critic_warmup=5": "",
         "data.truncation=left": "known_options",
+        "algorithm.adv_estimator=grop": "known_values",
         "data.train_files=/nowhere.parquet": "checks",
         "reward.custom_reward_function.path=/nowhere.py": "checks reward_processes",
     }

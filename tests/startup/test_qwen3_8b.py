@@ -26,7 +26,7 @@ CLUSTER = {"RAY_ADDRESS": "10.0.0.1:6379", "CKPTS_DIR": "/shared/checkpoints"}
 Completed = subprocess.CompletedProcess[str]
 INPUTS = ("DATA_HOME", "MODEL_PATH", "CKPTS_DIR", "NNODES", "RAY_ADDRESS", "REHEARSE", "CHECK")
 CHECKS_OF_OPTIONS = ["verl's options", "options together", "vLLM's arguments"]
-CHECKS_OF_OPTIONS += ["verl's own checks"] if "known_options" in declared() else []
+CHECKS_OF_OPTIONS += ["verl's own checks"] if "known_values" in declared() else []
 AT_ROOT = RECIPE.parents[1] / "test_qwen3_8b.sh"
 
 

@@ -12,7 +12,7 @@ from recipe.async_dapo.startup.facts import Run
 
 from .composed_runs import ComposeRun, of_options
 
-LOOK_FOR_PACKAGES = {"known_options": "rows", "drafts": "declared"}  # modules with rules that do, by their extensions
+LOOK_FOR_PACKAGES = {"known_values": "rows", "drafts": "declared"}  # modules with rules that do, by their extensions
 AFTER_RULES = "vLLM's arguments"  # the check that follows that of the rules
 ROLLOUT, VLLM = "actor_rollout_ref.rollout.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
 FULL = {

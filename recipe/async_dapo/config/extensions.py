@@ -155,8 +155,12 @@ WITHOUT = {
     ),
     "known_options": (
         "further checks",
-        "options that nothing reads, values that verl, torch and vLLM do not know, and what verl's own checks refuse "
-        "are not looked for; the first change nothing, the others end a run minutes after its start, or are not told",
+        "options that nothing reads are not looked for; they change nothing, and are not told",
+    ),
+    "known_values": (
+        "further checks",
+        "values that verl, torch and vLLM do not know, and what verl's own checks refuse, are not looked for; they end "
+        "a run minutes after its start, or are not told",
     ),
     "loggers": (
         "trainer.logger",

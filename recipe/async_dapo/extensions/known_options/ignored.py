@@ -9,8 +9,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from ...config.options import AsyncDAPOConfig
 from ...config.values import ConfigError, check_each
 from ...config.verl_keys import ACTOR, MODEL, REF, ROLLOUT
+from ...startup.preflight import Check, Seen, in_turn
 from ...startup.verl_options import require
 from .keys import UnreadKey, changed
 from .old_keys import successor
@@ -95,6 +97,11 @@ SHADOWED: tuple[tuple[str, str], ...] = (
     (ACTOR + "use_torch_compile", ACTOR + "fsdp_config.use_torch_compile"),
     (ROLLOUT + "log_prob_use_dynamic_bsz", ACTOR + "use_dynamic_bsz"),
 )
+
+
+def with_ignored(core: dict[str, Check], config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict[str, Check]:
+    """The core's checks, and that of ignored options behind that of verl's."""
+    return core | {"verl's options": in_turn(core["verl's options"], partial(check_ignored, config))}
 
 
 def check_ignored(config: DictConfig) -> None:

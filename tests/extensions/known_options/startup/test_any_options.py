@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.async_dapo.extensions.known_options.choices import CHOICES, TRIED
 from recipe.async_dapo.extensions.known_options.ignored import IGNORED, SHADOWED
-from recipe.async_dapo.extensions.known_options.rows import ROWS
 from recipe.async_dapo.startup import overrides as startup_overrides
 from recipe.async_dapo.startup.overrides import CommandLine, compose_what_is_right
 from recipe.async_dapo.startup.preflight import findings
@@ -27,13 +25,15 @@ from ....support.refusals import in_full
 from ....support.refused_options import LINES
 from ..support.misspelt_sets import VALUES, misspelt_set
 
+choices = pytest.importorskip("recipe.async_dapo.extensions.known_values.choices", reason="may be absent")
+rows = pytest.importorskip("recipe.async_dapo.extensions.known_values.rows", reason="may be absent")
 OWN = [f"async_dapo.{name}" for name in compose_run([]).async_dapo]
 KEYS = [
     *OWN,
     *NODES,
     *TYPES,
-    *(key for key, *_ in (*FIXED, *IGNORED, *SHADOWED, *CHOICES, *TRIED)),
-    *(one.key for one in (*RULES, *ROWS)),
+    *(key for key, *_ in (*FIXED, *IGNORED, *SHADOWED, *choices.CHOICES, *choices.TRIED)),
+    *(one.key for one in (*RULES, *rows.ROWS)),
 ]
 WORDS = sorted({word for line in LINES for word in in_full(line.replace("->", " ")) if not word.startswith("-")})
 ANY = st.one_of(st.sampled_from(WORDS), st.builds("++{}={}".format, st.sampled_from(KEYS), st.sampled_from(VALUES)))

@@ -5,10 +5,11 @@ from collections import Counter
 import pytest
 
 from recipe.async_dapo.check import main
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.startup.preflight import check_all, findings
 
-from ....support.composed_runs import refusal, valid_overrides
+from ....support.composed_runs import valid_overrides
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor."
 
@@ -17,6 +18,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.skipif("known_values" not in declared(), reason="this copy knows no values")
 def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(run):
     mistakes = {
         "verl's options": [f"{ROLLOUT}top_p=0.9", "data.truncation=left"],
@@ -32,14 +34,9 @@ def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(r
         check_all(config)
 
 
-def test_given_a_reward_manager_that_verl_does_not_have_when_checked_then_it_is_told_in_its_words(run):
-    said = "reward.reward_manager.name=dapoo: verl says: Unknown reward manager: dapoo; set one of verl's"
-    assert refusal(run, "reward.reward_manager.name=dapoo").startswith(said)
-
-
 def test_given_keys_that_do_not_exist_when_checked_then_each_is_named_and_the_other_checks_go_on(files, capsys):
     wrong = ("trainer.loger=x", "rollout.n=8", "+trainer.save_freqq=2", "+async_dapo.max_stalenes=3")
-    assert main([*valid_overrides(files), *wrong, "algorithm.adv_estimator=grop"]) == 1
+    assert main([*valid_overrides(files), *wrong, "trainer.critic_warmup=5"]) == 1
     shown = lines(capsys)
     bad = [line.split()[-1 if "did you mean" in line else 3] for line in shown if line.startswith("BAD ")]
     assert bad[:4] == [
@@ -48,7 +45,7 @@ def test_given_keys_that_do_not_exist_when_checked_then_each_is_named_and_the_ot
         "trainer.save_freq?",
         "async_dapo.max_staleness?",
     ]
-    assert "did you mean grpo?" in " ".join(shown) and shown[-1].startswith("5 of the checks failed")
+    assert "trainer.critic_warmup=5: " in " ".join(shown) and shown[-1].startswith("5 of the checks failed")
     assert any(line.startswith("ok   model") for line in shown)
 
 

@@ -6,10 +6,10 @@ import pytest
 from verl.experimental.reward_loop.reward_manager import registry
 from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
 
-from recipe.async_dapo.extensions.known_options import choices
-from recipe.async_dapo.extensions.known_options.choices import CHOICES
+from recipe.async_dapo.extensions.known_values import choices
+from recipe.async_dapo.extensions.known_values.choices import CHOICES
 
-from ....support.composed_runs import of_options
+from ....support.composed_runs import of_options, refusal
 from ....support.refusals import AFTER_RULES, assert_line, in_full
 
 ALL_ACT = (
@@ -80,3 +80,8 @@ def test_a_loggers_package_that_is_missing_is_named_also_of_its_older_name(run, 
 
 def test_a_format_of_weights_that_a_plugin_of_vllm_may_register_passes(run):
     assert not of_options(run("actor_rollout_ref.rollout.load_format=my_store"))
+
+
+def test_given_a_reward_manager_that_verl_does_not_have_when_checked_then_it_is_told_in_its_words(run):
+    said = "reward.reward_manager.name=dapoo: verl says: Unknown reward manager: dapoo; set one of verl's"
+    assert refusal(run, "reward.reward_manager.name=dapoo").startswith(said)

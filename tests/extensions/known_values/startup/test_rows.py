@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe.async_dapo.extensions.known_options.rows import ROWS
+from recipe.async_dapo.extensions.known_values.rows import ROWS
 
 from ....support.composed_runs import of_options
 from ....support.refusals import AFTER_RULES, assert_refused, in_full

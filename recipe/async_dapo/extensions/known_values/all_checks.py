@@ -9,7 +9,6 @@ from ...config.values import check_each, check_rules
 from ...startup.facts import Run
 from ...startup.preflight import Check, Seen, behind, in_turn
 from .choices import check_values
-from .ignored import check_ignored
 from .installed import check_argument_names, check_by_verl
 from .rows import ROWS
 
@@ -25,7 +24,6 @@ def all_checks(core: dict[str, Check], config: DictConfig, options: AsyncDAPOCon
         check_each([partial(check_values, run), partial(check_rules, ROWS, run, run.config)])
 
     checks = core | {
-        "verl's options": in_turn(core["verl's options"], partial(check_ignored, config)),
         "options together": in_turn(together, core["options together"]),
         "vLLM's arguments": in_turn(core["vLLM's arguments"], partial(check_argument_names, config)),
     }

@@ -1,0 +1,5 @@
+"""Values that verl, torch and vLLM know: the place where they plug in."""
+
+from ...config.extensions import Declared
+
+DECLARED = Declared(checks="all_checks.all_checks")
