@@ -137,3 +137,27 @@ def test_given_a_resume_with_fewer_prompts_than_were_drawn_when_one_is_asked_for
     resumed.train_dataloader.load_state_dict(before.train_dataloader.state_dict())
     with pytest.raises(ConfigError, match=r"^data.train_files=.*: 8 prompts are fewer than .* resume with its data"):
         resumed._draw(1)
+
+
+STOPPING = """
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+class Stopping(RLHFDataset):
+    def __getitem__(self, row):
+        return super().__getitem__(row) if row < 2 else next(iter(()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("processes", [0, 1])
+def test_given_a_data_set_that_raises_stop_iteration_then_its_data_have_not_ended(valid, tmp_path, processes):
+    """verl's trainer would begin another pass at row 2, and validate on two rows."""
+    Path(tmp_path, "own.py").write_text(STOPPING)
+    own = (f"data.custom_cls.path={tmp_path}/own.py", "data.custom_cls.name=Stopping", "data.shuffle=False")
+    trainer = Loop(*valid, *own, "data.validation_shuffle=False", f"data.dataloader_num_workers={processes}")
+    assert len(trainer._draw(2)) == 2
+    with pytest.raises(RuntimeError, match=r"the data set has raised StopIteration\(\) when row 2 was read"):
+        trainer._draw(1)
+    with pytest.raises(RuntimeError, match=r"the data set has raised StopIteration\(\) when row \d+ was read"):
+        next(iter(trainer.val_dataloader))

@@ -6,7 +6,7 @@ import copy
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pandas as pd
@@ -262,10 +262,12 @@ def test_one_pass_has_the_loss_and_the_gradient_of_two(correction: str) -> None:
     rows, _ = Learner(model, config).prepare(trained, step=step)
     two, one = _data(rows), _data(rows).exclude("old_log_probs", "rollout_is_weights")
     one.set_non_tensor(one_update.FIELD, one_update.loss_context(config, newest=step - 1))
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    loss_of = one_update.around(partial(ppo_loss, actor), actor)
     losses, gradients = [], []
     for data in (two, one):
         model.zero_grad()
-        loss, _ = one_update.loss_of(config)(_output(model, trained), data)
+        loss, _ = loss_of(_output(model, trained), data)
         loss.backward()
         losses.append(float(loss.detach()))
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])

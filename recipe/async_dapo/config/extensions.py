@@ -41,7 +41,7 @@ class Declared:
         observer: makes, of the recipe's options, an `Observer` of `training/observer.py`.
         source: makes, of the recipe's options and the `Source` that it draws from, a `Source` of `training/source.py`,
             which observes, too. Of several, each draws from the one before.
-        passes: a subclass of `Passes` of `training/passes.py`; several are combined, in order of names.
+        passes: a subclass of `Passes` of `training/passes.py`; several are combined, in any order.
         step_updates: a subclass of `StepUpdates` of `training/step_updates.py`; at most one in a copy.
         codec: makes the `Codec` of `rollout/codec.py`; at most one in a copy.
         loops: `loops(config, options, worker=, promise=)`: the `Calls` and `Loops` of `rollout/agent_loops.py` of a

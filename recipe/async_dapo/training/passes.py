@@ -12,11 +12,15 @@ Extensions add to it: with `extensions/one_pass` a step of one update needs no p
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import torch
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import ActorConfig
+from verl.workers.utils.losses import ppo_loss
 
 from .. import store
 from ..config.extensions import declared, load
@@ -38,7 +42,13 @@ class Passes:
     Args:
         config: verl reads `rollout_correction.bypass_mode` of it at every call.
         workers: that train the policy.
+
+    Attributes:
+        comes_first: it is asked before all others, as it needs what they may do without; at most one in a copy. Of the
+            others the order changes nothing.
     """
+
+    comes_first: ClassVar[bool] = False
 
     def __init__(self, config: DictConfig, options: AsyncDAPOConfig, workers: Any) -> None:
         self._config, self._options, self._workers = config, options, workers
@@ -51,10 +61,20 @@ class Passes:
         return f"{'no' if self._correction.bypass_mode else 'a'} pass of log-probs before the update"
 
     def loss(self) -> Any:
-        """The loss that workers call in place of verl's `ppo_loss`; None: that one. It depends on configuration and
-        options alone, as it is asked for before a subclass is complete.
+        """The loss that workers call in place of verl's; None: that one. A subclass puts its own around that of
+        `super()`, or around `_verls_loss`. It depends on configuration and options alone, as it is asked for before a
+        subclass is complete.
         """
         return None
+
+    @cached_property
+    def _actor(self) -> ActorConfig:
+        """Of the loss. verl's keeps in it what the batch is divided by, and what is around that may read it there."""
+        return omega_conf_to_dataclass(self._config.actor_rollout_ref.actor)
+
+    @property
+    def _verls_loss(self) -> Any:
+        return partial(ppo_loss, self._actor)
 
     def begin(self) -> None:
         """The workers have the model's weights."""
@@ -128,7 +148,8 @@ class Passes:
 def passes_of(extensions: Iterable[str]) -> type[Passes]:
     """Those of a run, with what its extensions add."""
     own = [load(name, place) for name in extensions if (place := declared()[name].passes)]
-    return type("RunPasses", (*own, Passes), {})
+    assert sum(one.comes_first for one in own) <= 1, "two passes that come first"
+    return type("RunPasses", (*sorted(own, key=lambda one: not one.comes_first), Passes), {})
 
 
 def leave_all_out(batch: KVBatchMeta, step: int) -> None:

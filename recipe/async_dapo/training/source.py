@@ -1,12 +1,18 @@
-"""Where prompts come from: verl's data loader, or an extension that draws from it (`Declared.source`)."""
+"""Where prompts come from: data sets, verl's data loader, or an extension that draws from it (`Declared.source`)."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from ..config.values import ConfigError
 from ..core.mix import Mix
 from ..core.over_sampling import OverSampling
 from ..core.round_parts import ALL
 from ..core.trajectory import PromptGroup
+from ..record.checkpoint_folder import ANEW
+from ..rollout.manager import make_group, prompt_rows
 from .observer import Observer
 
 if TYPE_CHECKING:
@@ -51,3 +57,63 @@ class Loader(Source):
 
     def draw(self, count: int, step: int, part: str = ALL) -> list[PromptGroup]:
         return self._draw(count)
+
+
+def fresh_groups(trainer: PPOTrainer, rows: Sequence[dict[str, Any]]) -> list[PromptGroup]:
+    n = trainer.config.actor_rollout_ref.rollout.n
+    return [make_group(row, n=n, step=trainer.global_steps) for row in rows]
+
+
+def next_groups(trainer: PPOTrainer, count: int) -> list[PromptGroup]:
+    """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""
+    try:
+        rows = [row for _ in range(count) for row in prompt_rows(trainer._fetch_one_gen_batch())]
+    except StopIteration:  # of a loader that is told to begin behind its end
+        raise ConfigError(
+            "data.train_files",
+            trainer.config.data.train_files,
+            f"{len(trainer.train_dataset):,} prompts are fewer than the checkpoint's run had drawn; resume with its "
+            f"data, or {ANEW}",
+        ) from None
+    return fresh_groups(trainer, rows)
+
+
+class UsersData:
+    """A data set, as verl's data loaders have it. Where reading a row raises `StopIteration`, a loader would take that
+    for its end, and what comes after would never be trained, nor validated.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, row: Any) -> Any:
+        return _read(self._data.__getitem__, row)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_data":  # of one that is just being unpickled
+            raise AttributeError(name)
+        own = getattr(self._data, name)
+        return partial(_read, own) if name == "__getitems__" else own
+
+
+def _read(rows_of: Callable[[Any], Any], rows: Any) -> Any:
+    try:
+        return rows_of(rows)
+    except StopIteration as error:
+        raise RuntimeError(f"the data set has raised {error!r} when row {rows} was read") from error
+
+
+class DataOfUsers:
+    """An attribute that keeps a data set as `UsersData`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, one: Any, owner: type) -> UsersData:
+        return one.__dict__[self._name]
+
+    def __set__(self, one: Any, data: Any) -> None:
+        one.__dict__[self._name] = UsersData(data)

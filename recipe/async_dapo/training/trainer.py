@@ -64,8 +64,8 @@ from .metrics import update_metrics
 from .passes import passes_of
 from .replay_buffer import RoundReplayBuffer
 from .run_checkpoints import KeptCheckpoints, prompts_in_words, restore_run, save_run
+from .source import DataOfUsers, next_groups
 from .step_updates import step_updates
-from .training_rows import next_groups
 from .validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,7 @@ _POLICY_ROLES = {Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.RefPo
 class AsyncDAPOTrainer(PPOTrainer):
     """One step: open a round, wait for its stop, train on exactly B valid groups, update the engines' weights."""
 
+    train_dataset, val_dataset = DataOfUsers(), DataOfUsers()
     checkpoint_manager: CheckpointEngineManager
     checkpoint_callback: CheckpointCallback
     _engines_class: type[EngineManager] = EngineManager

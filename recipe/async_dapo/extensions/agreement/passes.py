@@ -19,6 +19,8 @@ class JudgedPasses(Passes):
     comes before every update, whatever corrects, and whatever other extensions do in its place.
     """
 
+    comes_first = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._newest = NewestTokens()  # of this life, until engines are judged

@@ -1,11 +1,8 @@
 """What trajectories of several rows change in the passes of a step: their advantages, and what their rows weigh."""
 
-from functools import partial
 from typing import Any
 
 from transfer_queue import KVBatchMeta
-from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.utils.losses import ppo_loss
 
 from ...training.passes import Compute, Passes
 from . import row_advantages, row_weights
@@ -16,11 +13,7 @@ class RowPasses(Passes):
 
     def loss(self) -> Any:
         loss = super().loss()
-        if not row_weights.counts_rows(self._config):
-            return loss
-        return row_weights.weighted(
-            loss or partial(ppo_loss, omega_conf_to_dataclass(self._config.actor_rollout_ref.actor))
-        )
+        return row_weights.weighted(loss or self._verls_loss) if row_weights.counts_rows(self._config) else loss
 
     def advantage(self, batch: KVBatchMeta, step: int, metrics: dict[str, Any], compute: Compute) -> KVBatchMeta:
         def corrected(batch: KVBatchMeta) -> KVBatchMeta:

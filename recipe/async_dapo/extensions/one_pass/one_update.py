@@ -18,10 +18,8 @@ from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.rollout_corr_helper import SAFETY_BOUND
 from verl.utils import tensordict_utils as tu
-from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import ActorConfig
-from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
 from ...training.importance_sampling import importance_metrics, importance_sums
@@ -55,17 +53,19 @@ def loss_context(config: DictConfig, *, newest: int) -> OneUpdate:
     return OneUpdate(bypasses=correction.bypass_mode, weighs=weighs, threshold=upper, newest=newest)
 
 
-def loss_of(config: DictConfig) -> Any:
-    """What the training workers call in place of verl's `ppo_loss`, which it is for every other batch."""
-    return partial(_loss, omega_conf_to_dataclass(config.actor_rollout_ref.actor))
+def around(loss: Any, actor: ActorConfig) -> Any:
+    """A loss of verl's form that computes pi_prox itself; for every other batch it is the one given, whose `actor` this
+    is, too.
+    """
+    return partial(_loss, loss, actor)
 
 
 def _loss(
-    config: ActorConfig, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None
+    loss: Any, config: ActorConfig, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     context: OneUpdate | None = tu.get_non_tensor_data(data, key=FIELD, default=None)
     if context is None:
-        return ppo_loss(config, model_output, data, dp_group)
+        return loss(model_output=model_output, data=data, dp_group=dp_group)
     proximal = response_from_nested(model_output["log_probs"].detach(), data["response_mask"])
     log_ratio_N, mask_N = proximal.values() - data["rollout_log_probs"].values(), data["response_mask"].values()
     weights_N = (log_ratio_N.clamp(-SAFETY_BOUND, SAFETY_BOUND).exp() * mask_N).clamp(max=context.threshold)
@@ -74,7 +74,7 @@ def _loss(
         data["old_log_probs"] = proximal
     if context.weighs:
         data["rollout_is_weights"] = _in_rows(weights_N, proximal)
-    value, metrics = ppo_loss(config, model_output, data, dp_group)
+    value, metrics = loss(model_output=model_output, data=data, dp_group=dp_group)
     return value, metrics | {
         "actor/entropy": Metric(AggregationType.SUM, _entropy(config, model_output, data, proximal, weights_N)),
         **_summed(log_ratio_N, weights_N, data, context),

@@ -26,7 +26,8 @@ class OnePass(Passes):
         return f"a pass of log-probs before the update: {why}" if why else "no pass of log-probs before the update"
 
     def loss(self) -> Any:
-        return one_update.loss_of(self._config) if self._can_be_one else super().loss()
+        loss = super().loss()
+        return one_update.around(loss or self._verls_loss, self._actor) if self._can_be_one else loss
 
     def log_probs(self, batch: KVBatchMeta, step: int, compute: Compute, *, has_one_update: bool) -> KVBatchMeta:
         self._is_one = self._can_be_one and has_one_update

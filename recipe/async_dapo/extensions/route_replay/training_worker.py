@@ -1,5 +1,7 @@
 """verl's worker of one model, with router replay if it trains one with FSDP."""
 
+from typing import Any
+
 from verl.workers.engine_workers import TrainingWorker
 
 from .route_replay import RouteReplay
@@ -8,9 +10,12 @@ _FSDP = ("fsdp2", "fsdp")  # verl's other training engines have a router replay
 
 
 class ReplayingWorker(TrainingWorker):
-    """A reference policy sends tokens where its own routers do."""
+    """A reference policy, which verl gives no loss, sends tokens where its own routers do."""
 
-    def reset(self) -> None:
-        super().reset()
-        if self.engine_config.strategy in _FSDP and not self.engine_config.forward_only:
+    _replays = False
+
+    def set_loss_fn(self, loss_fn: Any) -> None:
+        super().set_loss_fn(loss_fn)
+        if self.engine_config.strategy in _FSDP and not self._replays:
+            self._replays = True
             RouteReplay(self.engine)

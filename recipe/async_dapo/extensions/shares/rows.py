@@ -10,7 +10,7 @@ from verl.utils.tensordict_utils import get_tensordict
 
 from ...core.trajectory import SOURCE, PromptGroup
 from ...rollout.manager import prompt_rows
-from ...training.training_rows import fresh_groups
+from ...training.source import fresh_groups
 
 
 class Rows:

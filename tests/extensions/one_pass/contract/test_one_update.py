@@ -3,6 +3,7 @@ of two passes, or under bypass those of verl's own update, and so are the metric
 """
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from torch import Tensor
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.utils.losses import ppo_loss
 
 from recipe.async_dapo.extensions.one_pass import one_update
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
@@ -77,7 +80,8 @@ def of_all_ranks(own: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_variant(config: DictConfig) -> None:
-    two, one = Rank(config), Rank(config, one_update.loss_of(config))
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    two, one = Rank(config), Rank(config, one_update.around(partial(ppo_loss, actor), actor))
     data, bypasses = make_batch(seed=1 + dist.get_rank()), config.algorithm.rollout_correction.bypass_mode
     before = two.parameters()
     proximal, entropy = two.log_probs(data)

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from verl.workers.engine_workers import TrainingWorker
 
 from recipe.async_dapo.config.values import ConfigError
+from recipe.async_dapo.extensions.route_replay import training_worker
 from recipe.async_dapo.extensions.route_replay.route_replay import RouteReplay, part_of
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker, policy_worker
 from recipe.async_dapo_lab.gpu_check.families import qwen3_moe
@@ -128,3 +131,29 @@ def test_given_a_model_without_such_routers_then_it_is_refused():
 
     with pytest.raises(ConfigError, match="enable_rollout_routing_replay=True: Linear has no router"):
         RouteReplay(Engine())
+
+
+@pytest.mark.parametrize("forward_only", [True, False])
+def test_given_a_reference_policy_whatever_it_says_of_itself_then_only_the_trained_one_replays(
+    monkeypatch, forward_only
+):
+    """verl gives a loss to the trained one alone, and another one later."""
+    replaying: list[Any] = []
+    monkeypatch.setattr(training_worker, "RouteReplay", replaying.append)
+    monkeypatch.setattr(TrainingWorker, "__init__", lambda self: None)
+    kind: Any = policy_worker({"extensions": ["route_replay"]})
+    reference, trained = kind(), kind()
+    for worker, name in ((reference, "reference"), (trained, "trained")):
+        worker.engine = FakeEngine(name)
+        worker.engine_config = SimpleNamespace(strategy="fsdp2", forward_only=forward_only)
+        worker.reset()
+    trained.set_loss_fn(max)
+    trained.set_loss_fn(min)
+    assert [one.name for one in replaying] == ["trained"] and trained.loss_fn is min
+
+
+class FakeEngine:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def initialize(self) -> None: ...
