@@ -81,7 +81,7 @@ def number_of_tokens(body: dict[str, Any], *names: str) -> int | None:
         Refused: if it is no positive number.
     """
     given = next((body[name] for name in names if body.get(name) is not None), None)
-    if given is not None and (not isinstance(given, int) or given < 1):
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
         raise Refused(400, f"{names[-1]} must be a positive number of tokens, not {given!r}")
     return given
 

@@ -231,6 +231,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "image_url": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
     "cannot be begun": {"messages": [*QUESTION, {"role": "assistant", "content": "It is"}]},
     "positive number": {"max_tokens": 0},
+    "number of tokens, not True": {"extra_body": {"max_tokens": True}},
     "tool is not understood": {"tools": [{"type": "function", "function": {"description": "has no name"}}]},
     "request is not understood": {"messages": [{"content": "no role"}]},
     "100 objects and lists": {
