@@ -14,7 +14,7 @@ from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.rollout.reports import RoundRecord
+from recipe.async_dapo.rollout.manager import RoundRecord
 from recipe.async_dapo.training.checkpoints import RolloutState
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer

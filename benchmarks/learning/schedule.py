@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from recipe.async_dapo.core.round_parts import ALL
+from recipe.async_dapo.core.mix import ALL
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo_lab.plan.engine import Request
 from recipe.async_dapo_lab.plan.hardware import ACCELERATORS, load_model

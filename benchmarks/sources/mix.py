@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe.async_dapo.core.round_parts import ALL
+from recipe.async_dapo.core.mix import ALL
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths

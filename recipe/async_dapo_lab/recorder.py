@@ -17,8 +17,8 @@ from ..async_dapo.config.options import AsyncDAPOConfig
 from ..async_dapo.core.trajectory import PromptGroup
 from ..async_dapo.extensions.record.recorder import Recorder
 from ..async_dapo.record import keys
+from ..async_dapo.rollout.manager import RoundRecord
 from ..async_dapo.rollout.packed_output import TIMED
-from ..async_dapo.rollout.reports import RoundRecord
 from ..async_dapo.training.validation import ValidationAnswers
 from .report.answers import sampled
 from .report.calls import call_line

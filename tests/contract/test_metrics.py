@@ -15,7 +15,7 @@ from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.core.trajectory import RoundCounts, Segment, Turn
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.rollout.reports import WorkerReport
+from recipe.async_dapo.rollout.group_rollout import WorkerReport
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
 from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _calls, _tokens, update_metrics
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from recipe.async_dapo.core.mix import ALL
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
-from recipe.async_dapo.core.round_parts import ALL
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 from ..support.costly import costly

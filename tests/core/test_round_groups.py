@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.async_dapo.core.mix import ALL
 from recipe.async_dapo.core.round_groups import WAITING, GroupState, RoundGroups, WaitingGroup
-from recipe.async_dapo.core.round_parts import ALL
 
 WORKERS = 3
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.async_dapo.core.mix import Quota
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
-from recipe.async_dapo.core.round_parts import Quota
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 SHARE = {"easy": 0.9, "hard": 0.3, "rare": 0.1}  # of valid groups

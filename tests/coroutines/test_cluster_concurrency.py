@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.config.values import RolloutStrategy
-from recipe.async_dapo.core.round_parts import ALL
+from recipe.async_dapo.core.mix import ALL
 
 from ..support.simulated_cluster import Cluster, resumed
 from ..support.simulated_options import AUTO, options

@@ -31,9 +31,9 @@ from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, Placement
 from recipe.async_dapo.core.journal import Call
 from recipe.async_dapo.core.ledger import Ledger
+from recipe.async_dapo.core.mix import ALL
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.pool import CarriedGroup, PoolState
-from recipe.async_dapo.core.round_parts import ALL
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, absent_ranks, read_complete
 from recipe.async_dapo.record.trained_model import TrainedModel

@@ -20,8 +20,7 @@ from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
-from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, make_group
-from recipe.async_dapo.rollout.reports import RoundRecord
+from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RoundRecord, make_group
 from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 from recipe.async_dapo.training.engine_manager import EngineManager
 from recipe.async_dapo.training.observer import Observer

@@ -12,7 +12,7 @@ The coordinator actor holds the current round and turns what changed into events
 A fresh group waits while those that have begun may already fill every step in which they can be trained: what is begun
 beyond that would become too stale, however soon it ended.
 
-With quotas a batch is made of parts, and the rule is met when it is for each part (`round_parts.py`).
+With quotas a batch is made of parts, and the rule is met when it is for each part (`mix.py`).
 """
 
 from collections import Counter
@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar
 
+from .mix import ALL, Quota, RoundPart
 from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AvailableGroups
 from .round_groups import WAITING, GroupState, RoundGroups, Startable, WaitingGroup
-from .round_parts import ALL, Quota, RoundPart
 from .stop_rules import StopRule, StopRuleName, rule_of
 from .summed import Summed
 

@@ -18,7 +18,7 @@ from enum import StrEnum
 from itertools import count
 from typing import Any
 
-from .round_parts import ALL
+from .mix import ALL
 
 
 class GroupState(StrEnum):

@@ -23,11 +23,11 @@ from ray.actor import ActorHandle
 
 from ..core.call_figures import CountSamples
 from ..core.leases import MAX_PENDING_CALLS
+from ..core.mix import ALL
 from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AvailableGroups
 from ..core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ..core.round_groups import WaitingGroup
-from ..core.round_parts import ALL
 from ..runtime.logs import show_logs
 
 logger = logging.getLogger(__name__)

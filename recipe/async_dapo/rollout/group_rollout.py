@@ -13,6 +13,7 @@ from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, OnRewardError
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, TrajectoryFailed, Verdict, is_certain, judge_group
 from ..core.round import GroupEvent
+from ..core.summed import Summed
 from ..core.trajectory import BrokenRecord, PromptGroup, RoundCounts, Trajectory
 from ..core.users_errors import place_of
 from ..engines.engine_requests import EnginesUnavailable
@@ -21,12 +22,19 @@ from ..recording import SampledTokens, TrajectoryInterrupted, TrajectoryRecorder
 from ..runtime.actor_watch import ActorDied
 from .agent_loops import Calls, Loops
 from .packed_output import PackedOutput
-from .reports import WorkerReport
 from .reward import RewardScorer, cause_of
 
 logger = logging.getLogger(__name__)
 
 RunAgentLoop = Callable[[PromptGroup, Trajectory], Awaitable[list[AgentLoopOutput]]]
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerReport(Summed):
+    """A worker's report of a round, or the sum of all workers' reports."""
+
+    unfinished: list[PromptGroup] = field(default_factory=list)
+    counts: RoundCounts = field(default_factory=RoundCounts)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any, Self
@@ -24,15 +25,17 @@ from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.round import RoundSpec, RoundSummary
+from ..core.summed import Summed
 from ..core.trajectory import PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
+from ..engines.load_balancer import LoadBalancerStats
 from ..record.plain_values import DATA_SET, to_plain
 from ..runtime.containment import contain_tasks
 from ..store import FIELDS
 from .codec import codec
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
+from .group_rollout import WorkerReport
 from .parking import park_interrupted, ticket_of
-from .reports import RoundRecord, WorkerReport
 from .worker import AsyncDAPOAgentLoopWorker
 
 logger = logging.getLogger(__name__)
@@ -88,6 +91,16 @@ def _alone(item: Any) -> Any:
     if isinstance(item, torch.Tensor):
         return item.clone()
     return item.copy() if isinstance(item, np.ndarray) else item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord(Summed):
+    """A closed round, or a part of one that goes on."""
+
+    summary: RoundSummary
+    workers: WorkerReport  # of all of them
+    rollout_s: float
+    balancer: LoadBalancerStats
 
 
 class RolloutError(RuntimeError):

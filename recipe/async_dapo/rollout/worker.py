@@ -29,9 +29,8 @@ from ..runtime.shipping import shipping
 from ..runtime.verl_version import check_versions
 from .agent_loops import AgentLoopFactory, Calls, Loops, import_loops
 from .codec import check_shown, codec
-from .group_rollout import GroupRollout, leaves
+from .group_rollout import GroupRollout, WorkerReport, leaves
 from .parking import park_all, unpark
-from .reports import WorkerReport
 from .reward import RewardScorer, ScoringWorker
 
 logger = logging.getLogger(__name__)

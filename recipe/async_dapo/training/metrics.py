@@ -13,7 +13,7 @@ from ..core.round import RoundSummary
 from ..core.staleness import VersionShares
 from ..core.trajectory import RoundCounts
 from ..record.keys import PREFIX, SKIPPED_UPDATE, STALENESS_BUCKETS
-from ..rollout.reports import RoundRecord
+from ..rollout.manager import RoundRecord
 
 
 def round_metrics(

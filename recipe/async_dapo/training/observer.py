@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.pool import PoolWatch
 from ..core.staleness import VersionShares
 from ..core.trajectory import PromptGroup
-from ..rollout.reports import RoundRecord
+from ..rollout.manager import RoundRecord
 from .validation import ValidationAnswers
 
 if TYPE_CHECKING:

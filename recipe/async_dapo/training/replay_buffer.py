@@ -23,8 +23,7 @@ from ..core.staleness import StalenessLimit, VersionShares
 from ..core.trajectory import PromptGroup
 from ..record.keys import PREFIX
 from ..rollout.coordinator import RoundEvent
-from ..rollout.manager import AsyncDAPOAgentLoopManager
-from ..rollout.reports import RoundRecord
+from ..rollout.manager import AsyncDAPOAgentLoopManager, RoundRecord
 from .checkpoints import RolloutState
 from .metrics import round_metrics
 from .observer import Observer

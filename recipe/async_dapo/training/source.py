@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from ..config.values import ConfigError
-from ..core.mix import Mix
+from ..core.mix import ALL, Mix
 from ..core.over_sampling import OverSampling
-from ..core.round_parts import ALL
 from ..core.trajectory import PromptGroup
 from ..record.checkpoint_folder import ANEW
 from ..rollout.manager import make_group, prompt_rows

@@ -2,8 +2,8 @@
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
+from ..core.mix import ALL
 from ..core.outcome import EndedGroups
-from ..core.round_parts import ALL
 
 
 def too_many_failures(ended: EndedGroups, options: AsyncDAPOConfig) -> RuntimeError:

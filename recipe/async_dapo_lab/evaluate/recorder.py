@@ -6,7 +6,7 @@ from typing import Any
 
 from ...async_dapo.config.options import AsyncDAPOConfig
 from ...async_dapo.extensions.record.recorder import Recorder
-from ...async_dapo.rollout.reports import RoundRecord
+from ...async_dapo.rollout.manager import RoundRecord
 from ...async_dapo.training.validation import ValidationAnswers
 from .figures import KEPT_FILE
 

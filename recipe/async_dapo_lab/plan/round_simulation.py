@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 
 from ...async_dapo.config.options import AsyncDAPOConfig
 from ...async_dapo.config.values import ConfigError
-from ...async_dapo.core.mix import Mix
+from ...async_dapo.core.mix import ALL, Mix
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.pool import training_order
 from ...async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ...async_dapo.core.round_groups import WaitingGroup
-from ...async_dapo.core.round_parts import ALL
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.core.trajectory import PromptGroup
 from .fleet import Fleet, VirtualClock

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...async_dapo.core.round_parts import ALL
+from ...async_dapo.core.mix import ALL
 from ...async_dapo.core.trajectory import PromptGroup, Trajectory
 from .lengths import LengthModel
 

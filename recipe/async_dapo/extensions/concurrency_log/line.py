@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from transfer_queue import KVBatchMeta
 
 from ...config.options import AsyncDAPOConfig
-from ...rollout.reports import RoundRecord
+from ...rollout.manager import RoundRecord
 from ...training.observer import Observer
 
 if TYPE_CHECKING:  # which makes this

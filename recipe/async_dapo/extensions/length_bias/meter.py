@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ...config.options import AsyncDAPOConfig
 from ...core.staleness import VersionShares
 from ...core.trajectory import PromptGroup
-from ...rollout.reports import RoundRecord
+from ...rollout.manager import RoundRecord
 from ...training.checkpoints import from_bytes, to_bytes
 from ...training.observer import Observer
 from .window import LengthBiasWindow, ObservedLengths, mean_tok, quantile_tok

@@ -12,7 +12,7 @@ from ...config.options import AsyncDAPOConfig
 from ...core.outcome import CauseCounts
 from ...record import keys
 from ...record.run_files import lines_before, replacing
-from ...rollout.reports import RoundRecord
+from ...rollout.manager import RoundRecord
 from ...runtime.logs import log_phase
 from ...training.observer import Observer
 from .description import describe

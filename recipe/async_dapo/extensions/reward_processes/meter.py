@@ -2,7 +2,7 @@
 
 from ...config.options import AsyncDAPOConfig
 from ...core.staleness import VersionShares
-from ...rollout.reports import RoundRecord
+from ...rollout.manager import RoundRecord
 from ...training.observer import Observer
 from .declared import KILLED
 

@@ -6,8 +6,8 @@ from typing import Any
 from ray.actor import ActorHandle
 
 from ...engines.client import AsyncDAPOLLMClient
-from ...rollout.manager import AsyncDAPOAgentLoopManager
-from ...rollout.reports import RoundRecord, WorkerReport
+from ...rollout.group_rollout import WorkerReport
+from ...rollout.manager import AsyncDAPOAgentLoopManager, RoundRecord
 from .coordinator import RollingCoordinatorActor
 
 

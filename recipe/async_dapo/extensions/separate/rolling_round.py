@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ...core.mix import ALL, Quota, RoundPart
 from ...core.outcome import GroupOutcome, Verdict
 from ...core.over_sampling import AvailableGroups
 from ...core.round import Round, RoundSpec, RoundSummary
 from ...core.round_groups import WaitingGroup
-from ...core.round_parts import ALL, Quota, RoundPart
 from ...core.stop_rules import StopRule
 from .deadlines import Deadlines
 

@@ -19,7 +19,7 @@ from ... import store
 from ...config.derived import engine_gpus
 from ...config.options import AsyncDAPOConfig
 from ...rollout.coordinator import RoundEvent
-from ...rollout.reports import RoundRecord
+from ...rollout.manager import RoundRecord
 from ...runtime.logs import log_phase
 from ...training.engine_manager import EngineManager
 from ...training.replay_buffer import RoundReplayBuffer

@@ -5,7 +5,7 @@
                      that they hold over steps where B is small
 
 Each source is a part of the batch with over-sampling of its own: its valid share decides how many of its prompts are
-held and begun, and the round waits for each (`core/round_parts.py`).
+held and begun, and the round waits for each (`core/mix.py`).
 """
 
 from collections import Counter
@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from ...core.mix import Carried, Mix
+from ...core.mix import Carried, Mix, Quota
 from ...core.outcome import JUDGED, GroupOutcome, Verdict
 from ...core.over_sampling import AvailableGroups, OverSampling, OverSamplingState
-from ...core.round_parts import Quota
 from ...core.trajectory import PromptGroup
 
 NOTHING = AvailableGroups(certain=0, open=0)

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 from ...config.options import AsyncDAPOConfig
 from ...config.values import BALANCED, ConfigError
-from ...core.mix import Mix
+from ...core.mix import ALL, Mix
 from ...core.over_sampling import OverSampling
-from ...core.round_parts import ALL
 from ...core.staleness import VersionShares
 from ...core.trajectory import PromptGroup
-from ...rollout.reports import RoundRecord
+from ...rollout.manager import RoundRecord
 from ...training.checkpoints import from_bytes, to_bytes
 from ...training.source import Source
 from .mix import SharesState, SourceMix

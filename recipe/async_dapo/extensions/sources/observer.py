@@ -3,7 +3,7 @@
 from ...config.options import AsyncDAPOConfig
 from ...core.staleness import VersionShares
 from ...record import keys
-from ...rollout.reports import RoundRecord
+from ...rollout.manager import RoundRecord
 from ...training.checkpoints import from_bytes, to_bytes
 from ...training.observer import Observer
 from .accounts import Accounts, AccountsState

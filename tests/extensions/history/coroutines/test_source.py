@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.config.options import Selection
 from recipe.async_dapo.config.values import SelectBy
-from recipe.async_dapo.core.mix import Mix
+from recipe.async_dapo.core.mix import ALL, Mix
 from recipe.async_dapo.core.over_sampling import OverSampling
-from recipe.async_dapo.core.round_parts import ALL
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.extensions.history.source import HistorySource
 from recipe.async_dapo.record.checkpoint_folder import DamagedCheckpoint

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from recipe.async_dapo.core.ledger import LedgerError
-from recipe.async_dapo.core.mix import Mix
+from recipe.async_dapo.core.mix import ALL, Mix
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
 from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.round_groups import WaitingGroup
-from recipe.async_dapo.core.round_parts import ALL
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup

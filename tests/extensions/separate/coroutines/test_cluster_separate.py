@@ -13,7 +13,7 @@ from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.engines.load_balancer import LoadBalancerStats
 from recipe.async_dapo.engines.replica import AsyncDAPOReplica
 from recipe.async_dapo.extensions.separate.engines import Replacements
-from recipe.async_dapo.rollout.reports import RoundRecord
+from recipe.async_dapo.rollout.manager import RoundRecord
 from recipe.async_dapo.training.engine_manager import EngineManager
 from recipe.async_dapo.training.observer import Observer
 
