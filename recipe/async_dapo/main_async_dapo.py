@@ -17,7 +17,7 @@ from .runtime.garbage import collect_cycles_rarely
 from .runtime.launch import note_launch
 from .runtime.logs import last_line, log_phase, note_start, show_logs
 from .runtime.node_start import end_ray, run_on_ray
-from .runtime.verl_version import check_versions
+from .runtime.verl_version import check_versions, tell_of_hidden_copies
 from .startup.overrides import CommandLine, explained_overrides, show_usage
 from .startup.preflight import check_all
 
@@ -38,6 +38,7 @@ def main(module: str = MODULE) -> None:
 @hydra.main(config_path=str(CONFIG_FOLDER), config_name=CONFIG_NAME, version_base=None)
 def _run(config: DictConfig) -> None:
     show_logs()
+    tell_of_hidden_copies()
     note_start()
     note_launch([*CommandLine.of(sys.argv[1:]).yaml_flags, *HydraConfig.get().overrides.task])
     with explained(), (of_copy("driver") or nullcontext)(config):

@@ -1,6 +1,9 @@
 """Starts Ray and the first actor of a run: a node that does not come up is started again, whatever else ends a run ends
 it."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +13,7 @@ import verl.trainer.main_ppo
 from recipe.async_dapo.config import extensions
 from recipe.async_dapo.runtime import node_start
 from recipe.async_dapo.runtime.node_start import run_on_ray
+from recipe.async_dapo.runtime.shipping import staged
 
 NOT_UP = Exception("The current node timed out during startup. This could happen because some of the raylet failed.")
 
@@ -77,3 +81,23 @@ def test_the_first_actor_is_the_task_runner_and_on_a_cluster_without_cpus_it_is_
         run_on_ray(run(), ActorClass())
     assert made == [("argument",)]
     assert caplog.text.count("no node of this Ray cluster offers a CPU: the run waits until one joins") == warnings
+
+
+def test_given_a_copy_that_ships_nothing_when_it_joins_a_cluster_then_processes_find_the_recipe_and_the_drivers_places(
+    run, files, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setattr(extensions, "declared", dict)
+    monkeypatch.chdir(files)
+    config = run(
+        "trainer.default_local_dir=made", "data.train_files=train.parquet", "actor_rollout_ref.model.path=model"
+    )
+    with staged(config):
+        places = config.trainer.default_local_dir, config.data.train_files, config.actor_rollout_ref.model.path
+        told = config.ray_kwargs.ray_init.runtime_env
+    assert places == (f"{files}/made", f"{files}/train.parquet", f"{files}/model")
+    module, _, function = told.worker_process_setup_hook.rpartition(".")
+    code = f"import gc, {module} as module; module.{function}(); print(gc.get_threshold()[0])"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | dict(told.env_vars)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, timeout=300)
+    assert done.stdout == b"50000\n", done.stderr
+    assert told.env_vars.VERL_DATAPROTO_SERIALIZATION_METHOD == "numpy"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.runtime.verl_version import check_versions
+from recipe.async_dapo.runtime import verl_version
+from recipe.async_dapo.runtime.verl_version import check_versions, tell_of_hidden_copies
 
 from ..support.composed_runs import write_verl
 
@@ -28,6 +29,18 @@ def test_given_another_verl_in_the_checkout_when_checked_then_it_is_found_and_th
         check_versions()
     (checkout / "verl" / "version" / "version").write_text("0.9.1\n")
     check_versions()
+
+
+def test_given_a_second_verl_of_the_required_version_in_the_working_folder_then_both_are_named(checkout, caplog):
+    tell_of_hidden_copies()
+    assert not caplog.records, "one copy of each is nothing to tell"
+    write_verl(checkout / "verl", "0.9.1")
+    with caplog.at_level("WARNING", logger=verl_version.__name__):
+        tell_of_hidden_copies()
+    [said] = [record.getMessage() for record in caplog.records]
+    assert (
+        said.startswith(f"verl is imported from {checkout}/verl, which hides the one in /") and "site-packages" in said
+    )
 
 
 def test_given_no_verl_when_checked_then_the_required_one_is_named(checkout, monkeypatch):

@@ -8,8 +8,7 @@ _RARELY = (50_000, 20, 100)  # new objects; looks at those before the next older
 
 def collect_cycles_rarely() -> None:
     """For the imports, and for processes whose objects are small: by default a quarter of an import of vLLM goes into
-    looking for cycles. Ray runs this in every process before anything is imported there, as `extensions/shipping` asks
-    it to; the driver calls it itself.
+    looking for cycles. Ray runs this in every process before anything is imported there; the driver calls it itself.
     """
     gc.set_threshold(*_RARELY)
 

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from .interruption import stay_interruptible
-from .shipping import shipping
+from .shipping import staged
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def run_on_ray(config: DictConfig, actor_class: Any, *beside: Path) -> None:
     import ray
     from verl.trainer.main_ppo import run_ppo
 
-    with shipping().staged(config, *beside) as ray_has_it:
+    with staged(config, *beside) as ray_has_it:
         for left in reversed(range(_STARTS)):
             try:
                 run_ppo(config, task_runner_class=_FirstActor(ray_has_it, actor_class))

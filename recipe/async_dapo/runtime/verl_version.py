@@ -1,12 +1,17 @@
 """The pins: which verl, vLLM and TransferQueue this recipe runs on."""
 
+import logging
 import re
+import sys
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
 from ..config.values import ConfigError
+
+logger = logging.getLogger(__name__)
 
 REQUIRED_VERL_FILE = Path(__file__).parents[1] / "REQUIRED_VERL.txt"
 
@@ -40,6 +45,21 @@ def check_versions() -> str:
                 name, found[-1], f"this recipe needs {name}{versions}; run: pip install 'verl[vllm]{required[4:]}'"
             )
     return ", ".join(one.split()[0] for one in found)
+
+
+def tell_of_hidden_copies() -> None:
+    """Say which one of a package that is there twice is imported, as where the working folder holds a checkout beside
+    what is installed: its version does not say what has been changed in it.
+    """
+    for name in VERSION_FILES:
+        later = (PathFinder.find_spec(name, [entry]) for entry in sys.path)
+        origins = [spec.origin for spec in (find_spec(name), *later) if spec is not None and spec.origin is not None]
+        used, *hidden = dict.fromkeys(str(Path(origin).resolve().parent) for origin in origins)
+        if hidden:
+            logger.warning(
+                "%s is imported from %s, which hides the one in %s; if that is not meant, start in another folder",
+                *(name, used, ", ".join(hidden)),
+            )
 
 
 def _found(name: str) -> str:

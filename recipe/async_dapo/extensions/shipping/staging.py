@@ -1,30 +1,27 @@
 """What other nodes need of the driver's reaches them through Ray's runtime environment.
 
-Shipped: the recipe, the user's own code and option files, and a few environment variables. Not shipped, but made
-absolute, so that they mean the same on every node: model, data and output folders.
+Shipped: the recipe, the user's own code and option files, and a few environment variables. Not shipped: model, data and
+output folders.
 """
 
 import hashlib
 import importlib
-import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from ...config.values import ConfigError
-from ...config.verl_keys import CODE_OPTIONS, FILE_OPTIONS, OUTPUT_OPTIONS, PLACE_OPTIONS
-from ...runtime.garbage import collect_cycles_rarely
+from ...config.verl_keys import CODE_OPTIONS, FILE_OPTIONS
 from ...runtime.launch import LAUNCH_VARIABLE
 from ...runtime.logs import STARTED_VARIABLE
-from ...runtime.shipping import Shipping
+from ...runtime.shipping import Shipped, Shipping
 from .logger_variables import logger_variables
 
 FOLDER = Path(__file__).resolve().parents[2]
@@ -47,14 +44,6 @@ ENVIRONMENT = (
     "VLLM_LOGGING_LEVEL",
     "VLLM_DISABLE_COMPILE_CACHE",
 )
-# Samples go to the reward workers one by one: verl's other way of packing one takes five times as long.
-DEFAULT_ENVIRONMENT = {"VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy"}
-
-# What `ray job submit` and KubeRay's RayJob tell a driver of its job. Without the second variable Ray rejects a
-# runtime_env that repeats a key of the job's, even with the same value.
-JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-OVERRIDE_VARIABLE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
-
 USER_PACKAGE = "async_dapo_user_files"  # which the files of `CODE_OPTIONS` become modules of
 
 # A parent package may exist on a node already, with other recipes in it: join with it rather than hide it or be hidden.
@@ -62,27 +51,21 @@ _JOINED_PACKAGE = "__path__ = __import__('pkgutil').extend_path(__path__, __name
 
 
 @contextmanager
-def staged(config: DictConfig, *beside: Path) -> Iterator[Callable[[], None]]:
-    """While it is open, `ray.init` with `ray_kwargs.ray_init` ships what other nodes need. Changes `config` in place.
-
-    Args:
-        beside: packages in the recipe's own parent folder that other nodes need, too.
-
-    Returns:
-        What removes the staging, which Ray copies as it starts.
+def staged(config: DictConfig, *beside: Path) -> Iterator[Shipped]:
+    """As `Shipping.staged`.
 
     Raises:
         ConfigError: for a file that does not exist.
     """
     with tempfile.TemporaryDirectory(prefix="async_dapo_staging_", ignore_cleanup_errors=True) as folder:
         staging = Path(folder)
-        _make_absolute(config)
         modules = [_stage_packages(staging, *_packages(config, *beside))]
         _ship_user_files(config, staging / USER_PACKAGE)
         if (staging / USER_PACKAGE).exists():
             modules.append(staging / USER_PACKAGE)
-        _add_to_runtime_env(config, modules)
-        yield partial(shutil.rmtree, staging)
+        variables = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        variables |= logger_variables(os.environ)
+        yield Shipped([*map(str, modules)], variables, partial(shutil.rmtree, staging))
 
 
 def localise(config: DictConfig) -> None:
@@ -144,60 +127,6 @@ def _copy_file(key: str, value: str, folder: Path) -> str:
     (folder / "__init__.py").touch()
     (folder / name).write_bytes(content)
     return name
-
-
-def _make_absolute(config: DictConfig) -> None:
-    for key in PLACE_OPTIONS:
-        value = OmegaConf.select(config, key)
-        if isinstance(value, ListConfig):
-            OmegaConf.update(config, key, [_absolute(item) for item in value])
-        elif value is not None:
-            OmegaConf.update(config, key, _absolute(value))
-    for key in OUTPUT_OPTIONS:
-        value = OmegaConf.select(config, key)
-        if value is not None and "://" not in value:
-            OmegaConf.update(config, key, str(Path(value).expanduser().absolute()))
-
-
-def _absolute(value: str) -> str:
-    """A name that is no file here, such as one of the Hugging Face hub, stays as it is."""
-    path = Path(value).expanduser()
-    return str(path.absolute()) if path.exists() else value
-
-
-def _add_to_runtime_env(config: DictConfig, modules: list[Path]) -> None:
-    """To that of the options. Where this process is the driver of a Ray job, that job's modules stay, and its variables
-    and its setup hook go before our defaults."""
-    runtime_env = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env, resolve=True) or {}
-    assert isinstance(runtime_env, dict)
-    job = _runtime_env_of_job()
-    for field in map(str, runtime_env.keys() & job.keys() - {"py_modules", "env_vars"}):
-        key = f"ray_kwargs.ray_init.runtime_env.{field}"
-        raise ConfigError(key, runtime_env[field], f"the Ray job sets {field}, too; leave it out here, or there")
-    runtime_env["py_modules"] = [
-        *(job.get("py_modules") or []),
-        *(runtime_env.get("py_modules") or []),
-        *map(str, modules),
-    ]
-    of_job = job.get("env_vars") or {}
-    environment = {name: value for name, value in DEFAULT_ENVIRONMENT.items() if name not in of_job}
-    environment |= {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    environment |= logger_variables(os.environ)
-    runtime_env["env_vars"] = environment | (runtime_env.get("env_vars") or {})
-    if "worker_process_setup_hook" not in job:
-        hook = collect_cycles_rarely
-        runtime_env.setdefault("worker_process_setup_hook", f"{hook.__module__}.{hook.__name__}")
-    if job:
-        os.environ[OVERRIDE_VARIABLE] = "1"
-    with open_dict(config):
-        config.ray_kwargs.ray_init.runtime_env = runtime_env
-
-
-def _runtime_env_of_job() -> dict[str, Any]:
-    """With its files uploaded. Empty for a driver that was started by hand."""
-    runtime_env = json.loads(os.environ.get(JOB_VARIABLE, "{}")).get("runtime_env") or {}
-    assert isinstance(runtime_env, dict)
-    return runtime_env
 
 
 SHIPPING = Shipping(staged=staged, localise=localise)

@@ -12,13 +12,8 @@ from verl.utils.import_utils import load_extern_object
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.extensions.shipping import logger_variables
-from recipe.async_dapo.extensions.shipping.staging import (
-    JOB_VARIABLE,
-    OVERRIDE_VARIABLE,
-    USER_PACKAGE,
-    localise,
-    staged,
-)
+from recipe.async_dapo.extensions.shipping.staging import USER_PACKAGE, localise
+from recipe.async_dapo.runtime.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, staged
 from recipe.async_dapo_lab.train import RECORDER
 
 
