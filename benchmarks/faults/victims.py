@@ -14,7 +14,7 @@ TITLES = {
     "TransferQueue controller": r"ray::(\S+:)?TransferQueueController\b",
     "TransferQueue storage": r"ray::(\S+:)?SimpleStorageUnit\b",
     "all servers": r"ray::(\S+:)?HostActor\b",
-    "server": r"ray::(\S+:)?ServerActor\b",
+    "server": r"ray::(\S+:)?(Holding)?ServerActor\b",
     "engine core": r"VLLM::EngineCore\b",
     "training worker": r"ray::(\S+:)?(WorkerDict|EmulatedRank)\b",
     "task runner": r"ray::(\S+:)?StruckTaskRunner\b",

@@ -12,6 +12,7 @@ import pytest
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines import load_balancer
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
+from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.recording import TrajectoryRecorder, current_recorder
 
 from .client_world import CLEANUP_TIMEOUT_S, llm_client
@@ -27,13 +28,14 @@ class World:
     """Engines behind a load balancer, and trajectories that are cancelled and resumed round after round."""
 
     stops_for_weights = True
+    server_class = AsyncDAPOServer
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, random: Random) -> None:
         monkeypatch.setattr(load_balancer, "ray", SimpleNamespace(kill=FakeHandle.kill))
         latency_s = random.choice([0.01, 0.25, lambda method: random.choice([0.0, 0.3, random.uniform(0, 3)])])
         self.engines = {name: ScriptedEngine(random.randint(8, 30)) for name in NAMES}
         self.servers = {
-            name: start_server(monkeypatch, engine, delivery_tok=random.choice([1, 4, 100]))
+            name: start_server(monkeypatch, engine, self.server_class, delivery_tok=random.choice([1, 4, 100]))
             for name, engine in self.engines.items()
         }
         self.handles = {name: FakeHandle(server, latency_s=latency_s) for name, server in self.servers.items()}
@@ -59,7 +61,7 @@ class World:
 
     async def kill(self, name: str) -> None:
         self.handles[name].kill()
-        await self.servers[name].stop_generation("abort")  # what it is at ends with its process
+        await self.servers[name].stop_generation()  # what it is at ends with its process
         await self.engines[name].resume_generation()
         await self.balancer.look_after_servers()
 

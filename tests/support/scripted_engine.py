@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -63,6 +63,9 @@ class _Decoding:
     max_tokens: int
     cache_salt: str
     num_tokens: int = 0
+
+
+S = TypeVar("S", bound=AsyncDAPOServer)
 
 
 class ScriptedEngine:
@@ -164,8 +167,12 @@ class ScriptedEngine:
 
 
 def start_server(
-    monkeypatch: pytest.MonkeyPatch, engine: ScriptedEngine, *, delivery_tok: int = 1_000_000
-) -> AsyncDAPOServer:
+    monkeypatch: pytest.MonkeyPatch,
+    engine: ScriptedEngine,
+    server_class: type[S] = AsyncDAPOServer,  # type: ignore[assignment]
+    *,
+    delivery_tok: int = 1_000_000,
+) -> S:
     """Our server, verl's code included, on a scripted engine."""
 
     def init(self: vLLMHttpServer) -> None:
@@ -186,6 +193,6 @@ def start_server(
         self._submission_paused, self._admitting = False, 0
 
     monkeypatch.setattr(vLLMHttpServer, "__init__", init)
-    server = AsyncDAPOServer()
+    server = server_class()
     server.stamp(engine)
     return server

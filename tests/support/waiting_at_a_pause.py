@@ -69,9 +69,11 @@ def counts(meter: LoadMeter) -> dict[str, list[float]]:
 
 
 async def main(model: str) -> dict[str, Any]:
+    from recipe.async_dapo.extensions.separate.holding_server import HoldingServer
+
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **ENGINE))
     meter = LoadMeter.attach(engine)
-    server = start_server(pytest.MonkeyPatch(), engine, delivery_tok=8)
+    server = start_server(pytest.MonkeyPatch(), engine, HoldingServer, delivery_tok=8)
     first = asyncio.create_task(server.generate(PROMPT, dict(PARAMS), "first"))
     piece = await first  # it generates
     second = asyncio.create_task(server.generate(PROMPT, PARAMS | {"max_tokens": 4}, "second"))

@@ -35,7 +35,6 @@ class RunningRequest:
     finish_reason: str | None = None
     is_aborted: bool = False
     has_begun: bool = False  # it has generated
-    is_sent_back: bool = False  # Returned to its caller; discard further output.
     routes: RequestRoutes | None = None  # with router replay, once the engine knows the request
 
     def add(self, version: int, token_ids: list[int], log_probs: list[float]) -> None:

@@ -28,11 +28,13 @@ class AsyncDAPOReplica(vLLMReplica):
         on_launched: called when the engine is up.
     """
 
+    actor_class = ServerActor
+
     def __init__(self, *args: Any, engine_timeout_s: float, on_launched: Callable[[], None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._on_launched = on_launched
         self._engine_timeout_s = engine_timeout_s
-        self.server_class = ray.remote(concurrency_groups={WATCH: _WATCHING_CALLS})(ServerActor)
+        self.server_class = ray.remote(concurrency_groups={WATCH: _WATCHING_CALLS})(self.actor_class)
         self.processes: list[EngineProcesses] = []  # of each server, one a node
 
     def __str__(self) -> str:

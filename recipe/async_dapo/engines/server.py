@@ -1,6 +1,7 @@
 """A vLLM server that can be stopped at once and that says which policy version sampled each token."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from verl.workers.rollout.replica import TokenOutput
@@ -11,8 +12,6 @@ from .engine import RequestTable, RunningRequest, StampingEngine
 from .protocol import ABORTED, MORE, UNKNOWN, OutputExtra, counts_of, make_output
 from .routes import watch_routes
 from .started_server import StartedServer
-
-PAUSE_MODES = ("abort", "hold")
 
 
 class AsyncDAPOServer(StartedServer):
@@ -27,7 +26,6 @@ class AsyncDAPOServer(StartedServer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._is_stopped = False
-        self._holds = False  # requests are in the engine, which takes no step
         self._delivers = asyncio.Event()
         self._delivers.set()
         self._requests = RequestTable()
@@ -74,9 +72,6 @@ class AsyncDAPOServer(StartedServer):
             await asyncio.wait({request.finished, piece}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             piece.cancel()
-        if request.is_sent_back:
-            self._requests.remove(request_id)
-            return self._empty(ABORTED)
         if not request.finished.done():
             return request.deliver(MORE, self.load, counts={})
         await self._delivers.wait()
@@ -84,25 +79,15 @@ class AsyncDAPOServer(StartedServer):
         ended = request.finished.result()
         return request.deliver(ended.stop_reason, self.load, counts=counts_of(ended))
 
-    async def stop_generation(self, mode: str = "abort") -> EngineLoad | None:
-        """Interrupt every request and refuse further ones. Returns, when the engine is idle, what it has reported.
-
-        Args:
-            mode: `abort` ends the requests; `hold` keeps those that have begun in the engine, with their KV cache,
-                until `go_on`, and their callers go on waiting. Others would begin under the next weights with what the
-                prefix cache has of these: they are sent back.
-        """
-        assert mode in PAUSE_MODES, f"mode={mode}: must be one of {PAUSE_MODES}"
+    async def stop_generation(self) -> EngineLoad | None:
+        """Interrupt every request and refuse further ones. Returns, when the engine is idle, what it has reported."""
         self._is_stopped = True
         try:
-            if mode == "hold":
-                await self.engine.pause_generation(mode="keep", clear_cache=False)
-                self._holds = True
-                await self._send_back_what_has_not_begun()
-                if self._requests.is_aborting:  # a stop that came meanwhile aborts them
-                    await self._take_steps()
-            elif self._requests.running():
-                await self._abort_all()
+            if running := self._requests.running():
+                self._requests.is_aborting = True
+                self._delivers.clear()
+                await self._abort(running)  # what the engine is admitting is aborted at its first token
+                await asyncio.wait([request.finished for request in running])
             return self._load_of_round()
         finally:  # the answer that the engine is idle goes out first: it would queue behind what was interrupted
             asyncio.get_running_loop().call_soon(self._delivers.set)
@@ -110,45 +95,15 @@ class AsyncDAPOServer(StartedServer):
     def _load_of_round(self) -> EngineLoad | None:
         return None if self._meter is None else self._meter.load_of_round()
 
-    async def _send_back_what_has_not_begun(self) -> None:
-        not_begun = [request for request in self._requests.running() if not request.has_begun]
-        for request in not_begun:
-            request.is_sent_back = request.is_aborted = True  # also what the engine does not know yet
-        await self.engine.abort([request.request_id for request in not_begun])
-
-    async def _abort_all(self) -> None:
-        running = self._requests.running()
-        self._requests.is_aborting = True
-        self._delivers.clear()
+    async def _abort(self, running: Sequence[RunningRequest]) -> None:
         await self.engine.abort([request.request_id for request in running])
-        await self._take_steps()  # what the engine was admitting is aborted at its first token
-        await asyncio.wait([request.finished for request in running])
-
-    async def _take_steps(self) -> None:
-        """Of an engine that holds requests."""
-        if self._holds:
-            self._holds = False
-            await self.engine.resume_generation()
 
     async def allow_generation(self) -> EngineLoad | None:
         """Open the gate. Returns what is known of the engine, which counts from now on."""
         if self._meter is not None:
             self._meter.reset()
-        return await self.go_on()
-
-    async def go_on(self) -> EngineLoad | None:
-        """As `allow_generation`, after a stop in the middle of what is counted."""
-        self._requests.is_aborting = False
-        self._is_stopped = False  # before anything is awaited: a stop that comes meanwhile holds
-        await self._take_steps()
+        self._requests.is_aborting = self._is_stopped = False
         return self.load
-
-    async def turn_over(self) -> EngineLoad | None:
-        """What the engine has reported, which counts anew from now on, while it goes on."""
-        load = self._load_of_round()
-        if self._meter is not None:
-            self._meter.reset()
-        return load
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         """Interrupt some requests, also those that arrive later than this call.

@@ -25,7 +25,6 @@ METHODS = (
     "get_master_address",
     "get_rollout_config",
     "get_server_address",
-    "go_on",
     "launch_server",
     "open_submission_gate",
     "ping",
@@ -41,19 +40,21 @@ METHODS = (
     "start_profile",
     "stop_generation",
     "stop_profile",
-    "turn_over",
     "wait_for_requests_to_drain",
     "wake_up",
 )
 
 
 class ServerActor:
-    """Makes an `AsyncDAPOServer` of its arguments, and answers every call by that server's answer."""
+    """Makes a server of its arguments, and answers every call by that server's answer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._server = self._class()(*args, **kwargs)
+
+    def _class(self) -> type[Any]:
         from .server import AsyncDAPOServer
 
-        self._server = AsyncDAPOServer(*args, **kwargs)
+        return AsyncDAPOServer
 
     @ray.method(concurrency_group=WATCH)
     async def until_death(self) -> None:
@@ -61,7 +62,7 @@ class ServerActor:
         await asyncio.Event().wait()
 
 
-def _forwarded(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+def forwarded(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     async def call(self: ServerActor, *args: Any, **kwargs: Any) -> Any:
         return await self._server.answer(name, *args, **kwargs)
 
@@ -70,4 +71,4 @@ def _forwarded(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
 
 
 for _name in METHODS:
-    setattr(ServerActor, _name, _forwarded(_name))
+    setattr(ServerActor, _name, forwarded(_name))

@@ -18,6 +18,7 @@ from verl.workers.rollout.llm_server import LLMServerManager
 
 from ...engines.replica import AsyncDAPOReplica
 from ...training.engine_manager import EngineManager
+from .holding_actor import HoldingServerActor
 from .weights import WeightTaker
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ MOST_FAILED_STARTS = 3
 
 class SeparateReplica(AsyncDAPOReplica):
     """An engine on GPUs of its own, with the workers that bring it weights."""
+
+    actor_class = HoldingServerActor
 
     def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
         """What stands beside the engine."""

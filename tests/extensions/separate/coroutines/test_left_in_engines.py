@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.extensions.separate.balancer import RollingLoadBalancer
+from recipe.async_dapo.extensions.separate.holding_server import HoldingServer
 
 from ....support.fakes import FakeHandle
 from ....support.left_in_engines import NAMES, SEEDS, World, live
@@ -26,6 +27,7 @@ class _WeightTaker:
 
 class _RollingWorld(World):
     stops_for_weights = False
+    server_class = HoldingServer
     balancer: RollingLoadBalancer
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, random: Random, pause_mode: str) -> None:

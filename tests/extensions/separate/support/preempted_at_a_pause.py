@@ -11,8 +11,17 @@ from recipe.async_dapo.engines.protocol import MORE
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo_lab.sampling_meter import SamplingMeter
 
-from .scripted_engine import start_server
-from .waiting_at_a_pause import BLOCK_TOK, ENGINE, PROMPT, AsyncEngineArgs, AsyncLLM, counts, described, vllms_own
+from ....support.scripted_engine import start_server
+from ....support.waiting_at_a_pause import (
+    BLOCK_TOK,
+    ENGINE,
+    PROMPT,
+    AsyncEngineArgs,
+    AsyncLLM,
+    counts,
+    described,
+    vllms_own,
+)
 
 ROOM_BLOCKS = 60  # either has room for itself
 PARAMS = {"max_tokens": 50 * BLOCK_TOK, "logprobs": True, "ignore_eos": True}
@@ -51,12 +60,14 @@ async def to_its_end(server: AsyncDAPOServer, name: str) -> list[tuple[int, int]
 
 
 async def main(model: str) -> dict[str, Any]:
+    from recipe.async_dapo.extensions.separate.holding_server import HoldingServer
+
     arguments = ENGINE | {"max_num_seqs": 2, "max_model_len": ROOM_BLOCKS * BLOCK_TOK}
     arguments["num_gpu_blocks_override"] = ROOM_BLOCKS
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **arguments))
     meter = SamplingMeter.attach(engine)
     engine.logger_manager.stat_loggers.append(preemptions := Preemptions())
-    server = start_server(pytest.MonkeyPatch(), engine, delivery_tok=BLOCK_TOK)
+    server = start_server(pytest.MonkeyPatch(), engine, HoldingServer, delivery_tok=BLOCK_TOK)
     both = [asyncio.create_task(to_its_end(server, name)) for name in ("first", "second")]
     await preemptions.happened.wait()
     await server.stop_generation("hold")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ..support.composed_runs import write_model
-from ..support.engine_program import seen_by
+from ....support.composed_runs import write_model
+from ....support.engine_program import seen_by
 
 LIMIT_S = 550  # below the limit of a test
 
@@ -39,7 +39,7 @@ def test_given_a_request_that_waits_at_the_pause_when_weights_change_then_it_mee
 
 @pytest.mark.nightly
 def test_given_a_request_that_was_preempted_at_the_pause_then_it_meets_its_own_blocks_and_later_ones_do_not(model):
-    [seen] = seen_by(("preempted_at_a_pause", model), timeout_s=LIMIT_S)
+    [seen] = seen_by(("tests.extensions.separate.support.preempted_at_a_pause", model), timeout_s=LIMIT_S)
     for segments in seen["segments"]:
         assert [version for version, _ in segments] == sorted(version for version, _ in segments)
         assert {version for version, _ in segments} == {0, 1}
