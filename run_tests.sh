@@ -37,14 +37,12 @@ set -m
 checks=$!
 set +m
 
-# Two lanes for two cores, and a third one where trainings wait for their processes: `Lanes` in tests/conftest.py.
-in_lanes=(--dist loadfile --no-loadscope-reorder --numprocesses)
-# Folders that are named would be loaded, and verl with them, in the process that only divides the work, too.
+# Two lanes for two cores, and a third one where trainings wait for their processes: `next_file` in tests/conftest.py.
 not_fast=(--ignore=tests/{cpu,e2e,gpu_check,ray,scripts,startup} --ignore-glob='tests/extensions/*/'{cpu,e2e,ray,startup})
 run() {
   case ${1:-} in
-    --fast) HYPOTHESIS_PROFILE=few pytest "${color[@]}" "${in_lanes[@]}" 2 "${not_fast[@]}" -m "not slow" "${@:2}" ;;
-    "" | --nightly) pytest "${color[@]}" "${in_lanes[@]}" 3 "$@" ;;
+    --fast) HYPOTHESIS_PROFILE=few pytest "${color[@]}" --lanes 2 "${not_fast[@]}" -m "not slow" "${@:2}" ;;
+    "" | --nightly) pytest "${color[@]}" --lanes 3 "$@" ;;
     *) pytest "${color[@]}" "$@" ;;
   esac
 }

@@ -6,21 +6,20 @@ import gc
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
-from xdist.scheduler import LoadFileScheduling
-from xdist.workermanage import WorkerController
 
 from recipe.async_dapo.runtime.garbage import collect_cycles_as_usual, collect_cycles_rarely
 from recipe.async_dapo_lab.own_ray import prepare_own_ray
 
 from .support.fork_server import own_the_server
+from .support.lanes import run_in_lanes
 
 collect_cycles_rarely()  # tests import a million objects
 
@@ -60,7 +59,6 @@ LIGHT = (  # up to 5 GB: two of them beside a training
     "e2e/test_rehearsal.py",
     "ray/",
 )
-ONE_RAY = "tests/ray/"  # its tests share a cluster, which takes seconds to start
 DURATIONS = TESTS.parent / "outputs" / "test_durations.csv"
 LEAST_S = 1.0  # a shorter test is not written down
 # Tests of what trains nothing, or is read of GPUs: of each file, every run plays the test that is named. The others run
@@ -97,36 +95,11 @@ sys.path.insert(0, str(CPU_PLUGIN))
 prepare_own_ray()
 
 
-class Lanes(LoadFileScheduling):
-    """Gives each lane a file at a time: trainings fill some lanes, and the others run what needs little memory. The
-    files that share a Ray cluster go to one lane.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        return ONE_RAY if nodeid.startswith(ONE_RAY) else super()._split_scope(nodeid)
-
-    def _reschedule(self, node: WorkerController) -> None:
-        """Its next file, when one test of the last one is left: until then another lane may get it."""
-        if node.shutting_down or self._pending_of(self.assigned_work[node]) > 1:
-            return
-        if self._next_for(node) is None:
-            node.shutdown()  # nothing is left, or what other lanes train
-        else:
-            self._assign_work_unit(node)
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        if (file := self._next_for(node)) is not None:
-            self.workqueue.move_to_end(file, last=False)
-            super()._assign_work_unit(node)
-
-    def _next_for(self, node: WorkerController) -> str | None:
-        """The first file that has room beside what other lanes do; a training, as long as there is room for one. What
-        needs no room always fits: a lane has its next file before its last test has ended, so that both may count.
-        """
-        others = [work for other, work in self.assigned_work.items() if other is not node]
-        taken = sum(_lanes_of(file) for work in others for file, tests in work.items() if not all(tests.values()))
-        fit = [one for one in self.workqueue if not (need := _lanes_of(one)) or taken + need <= TRAINING_LANES]
-        return next((file for file in fit if _lanes_of(file)), next(iter(fit), None))
+def next_file(waiting: Sequence[str], running: Sequence[str]) -> str | None:
+    """The first training, as long as there is room for one beside the files that run; then the first of the others."""
+    taken = sum(map(_lanes_of, running))
+    fit = [one for one in waiting if not (need := _lanes_of(one)) or taken + need <= TRAINING_LANES]
+    return next((file for file in fit if _lanes_of(file)), next(iter(fit), None))
 
 
 def _lanes_of(file: str) -> float:
@@ -142,13 +115,9 @@ def _in_tier(path: str) -> str:
     return path.split("/", 2)[2] if path.startswith("extensions/") else path
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
-    return Lanes(config, log)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="run the slow tests too")
+    parser.addoption("--lanes", type=int, default=1, help="processes that run tests, a file at a time")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -197,12 +166,19 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    lanes = session.config.getoption("--lanes")
+    if lanes == 1 or session.testsfailed or session.config.option.collectonly:
+        return None  # pytest's own
+    run_in_lanes(session, lanes, next_file)
+    return True
+
+
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """Add this run's durations to the file of all runs, and print the slowest ones: a test that has become slow is seen
     at once.
     """
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        return  # the first process has the tests of all of them
     seconds: Counter[str] = Counter()
     for report in chain.from_iterable(terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):

@@ -1,25 +1,72 @@
 """How this project's tests are shared out among the processes that run them."""
 
-from types import SimpleNamespace
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
-from ..conftest import TESTS, TOOLS, Lanes
+from ..conftest import TESTS, TOOLS, next_file
+from ..support.lanes import taken_as_one
+
+IN_LANES = """
+from pathlib import Path
+import pytest
+from tests.support.lanes import run_in_lanes
+
+def pytest_runtestloop(session):
+    run_in_lanes(session, 2, lambda waiting, running: next(iter(waiting), None))
+    return True
+
+@pytest.fixture(scope="session")
+def lane():
+    yield
+    with Path("ended").open("a") as file:
+        file.write("x")
+"""
+KILLED = """
+import os, signal
+
+def test_before(lane): pass
+def test_that_fails():
+    print("what it has said")
+    assert 1 == 2
+def test_that_kills(): os.kill(os.getpid(), signal.SIGKILL)
+def test_behind(lane): pass
+"""
 
 
 def test_a_lane_works_on_whatever_others_train() -> None:
-    """Of a training that has one test left the lane has its next file, too: together they take more than there is."""
-    lane, other, unfinished = object(), object(), {"a test": False}
-    trained = ("tests/e2e/test_faults.py", "tests/e2e/test_separate.py", "tests/e2e/test_quickstart.py")
-    lanes = SimpleNamespace(
-        assigned_work={lane: {}, other: dict.fromkeys(trained, unfinished)},
-        workqueue=dict.fromkeys(("tests/e2e/test_lora.py", "tests/contract/test_options.py"), unfinished),
-    )
-    assert Lanes._next_for(lanes, lane) == "tests/contract/test_options.py"
+    waiting = ("tests/e2e/test_lora.py", "tests/contract/test_options.py")
+    trained = ("tests/e2e/test_separate.py", "tests/e2e/test_quickstart.py")
+    assert next_file(waiting, trained) == "tests/contract/test_options.py"
+    assert next_file(waiting, trained[:1]) == "tests/e2e/test_lora.py"
+    assert next_file(waiting[:1], trained) is None
 
 
 def test_files_that_share_a_cluster_go_to_one_lane() -> None:
-    lanes = object.__new__(Lanes)
     tests = ("tests/ray/test_deaths.py::a", "tests/ray/test_rewards.py::b", "tests/core/test_pool.py::c[tests/ray/]")
-    assert [lanes._split_scope(test) for test in tests] == ["tests/ray/", "tests/ray/", "tests/core/test_pool.py"]
+    assert [taken_as_one(test) for test in tests] == ["tests/ray/", "tests/ray/", "tests/core/test_pool.py"]
+
+
+def test_each_test_ends_once_whatever_ends_its_lane(tmp_path: Path) -> None:
+    files = {"conftest.py": IN_LANES, "test_killed.py": KILLED, "test_other.py": "def test_other(lane): pass\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(TESTS.parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "2 failed, 3 passed" in done.stdout
+    assert re.search(r"Captured stdout call -*\nwhat it has said", done.stdout)
+    assert "the lane ended in this test, with exit code -9" in done.stdout
+    assert (tmp_path / "ended").read_text() == "xx"  # the two that were not killed
 
 
 def test_of_each_file_of_a_tool_there_is_the_test_that_every_run_plays() -> None:
