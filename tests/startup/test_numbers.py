@@ -15,6 +15,7 @@ from recipe.async_dapo.startup.verl_options import MAY_BE_NULL, NODES, NUMBERS, 
 
 from ..support.composed_runs import ComposeRun, of_options
 
+pytestmark = pytest.mark.filterwarnings("ignore:set sequence parallel to false")  # of verl, with one rank
 VALUES = ("-1", "0", "null", "0.5", "some", "nan")
 # o = each of these options takes the value, x = it is refused by name, as nan is everywhere.
 TABLE = {
@@ -54,6 +55,11 @@ TABLE = {
         async_dapo.rollout_pool_size async_dapo.max_tokens_per_round async_dapo.importance_sampling async_dapo.drafts
         async_dapo.sources async_dapo.calls.check
         actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval data.filter_overlong_prompts_workers
+        actor_rollout_ref.actor.megatron.expert_model_parallel_size
+        actor_rollout_ref.actor.megatron.expert_tensor_parallel_size
+        actor_rollout_ref.ref.megatron.expert_model_parallel_size
+        actor_rollout_ref.ref.megatron.expert_tensor_parallel_size
+        critic.megatron.expert_model_parallel_size critic.megatron.expert_tensor_parallel_size
     """,
     "o o x x x": """
         trainer.save_freq trainer.test_freq trainer.critic_warmup data.train_max_samples data.val_max_samples

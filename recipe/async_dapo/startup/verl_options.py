@@ -117,6 +117,11 @@ NUMBERS: dict[str, Any] = {
     **{key: kind for kind, keys in _OF_KIND for key in keys.split()},
     **{model + name: Count for model in (ACTOR, REF) for name in _SEQUENCE_PARALLEL},
     **{model + name: Count for model in (ACTOR, REF, "critic.") for name in (*MEGATRON_SIZES, VEOMNI_SIZE)},
+    **{
+        f"{model}megatron.expert_{name}_parallel_size": Count | None
+        for model in (ACTOR, REF, "critic.")
+        for name in ("model", "tensor")
+    },
 }
 TYPES = NUMBERS | SWITCHES | TEXTS
 # Nodes of options that must stay such, parents first.

@@ -53,6 +53,8 @@ def judged(run, overrides: list[str], judge: Callable[[DictConfig], list[str]]) 
 
 @given(st.lists(ANY, min_size=1, max_size=6))
 @example(["++critic.ulysses_sequence_parallel_size=.inf"])  # found at night
+@example(["model_engine=megatron", "++actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=auto"])
+@example(["model_engine=megatron", "++actor_rollout_ref.actor.megatron.expert_model_parallel_size=auto"])
 @settings(deadline=None, max_examples=20)
 def test_no_set_of_options_ends_in_a_traceback(run, overrides):
     judged(run, overrides, of_options)
