@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from recipe.async_dapo.extensions.wire_type.choice import send_as
+from recipe.async_dapo.config.extensions import load
+from recipe.async_dapo.extensions.wire_type.both_ends import send_as, types_in_engine
+from recipe.async_dapo.extensions.wire_type.choice import WireChoice
 from recipe.async_dapo.extensions.wire_type.wire_type import WireType, end_of, types_of
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 from recipe.async_dapo.weights.stream import NamedTensor, unchanged
@@ -24,9 +27,23 @@ from recipe.async_dapo_lab.gpu_check.families import TinyModel, glm4_moe
 from ....support.composed_runs import CPU_WORKER, compose_run, valid_overrides, write_files
 from ....support.families import qwen3_5
 from ....support.ranks import run_ranks
+from ....support.simulated_options import options
 
 RANKS = 2
 BF16 = torch.bfloat16
+
+
+def test_engines_are_asked_for_their_types_and_training_workers_told_of_them() -> None:
+    asked: list[Any] = []
+
+    def call_extension(name: str, place: str, *args: Any) -> list[Any]:
+        asked.append((load(name, place), *args))
+        return [("bfloat16", [])]
+
+    workers: Any = SimpleNamespace(call_extension=call_extension)
+    engines: Any = SimpleNamespace(call_extension=call_extension, actor_wg=workers)
+    WireChoice(options()).engines_started(engines)
+    assert asked == [(types_in_engine,), (send_as, [("bfloat16", [])])]
 
 
 @torch.no_grad()
