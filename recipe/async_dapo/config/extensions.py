@@ -33,7 +33,8 @@ class Declared:
         option_tree: makes the `OptionTree` of `startup/overrides.py`; at most one in a copy.
         checks: `checks(core, config, options, seen)`: all checks of a run before it starts, made of those of the core
             (`startup/preflight.py`), by their names.
-        command: what `check.py` runs, with the arguments of its `main`; at most one in a copy.
+        command: what `check.py` runs, with the arguments of its `main`, and as `usage` what it says when asked for
+            help; at most one in a copy.
         metrics: that it adds to a step, without the prefix.
         refused_parameters: of sampling, which requests must not have where it acts: their names -> what is wrong, and
             what to set.

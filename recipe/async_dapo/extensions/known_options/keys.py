@@ -32,7 +32,7 @@ _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 # Nodes that take any key, though verl's yaml has some for them. Those that are `{}` in its yaml, or a dict without
 # fields in its dataclasses, are free as well.
 FREE = (
-    f"{_ROLLOUT}.engine_kwargs.vllm",  # `installed.check_argument_names` knows vLLM's
+    f"{_ROLLOUT}.engine_kwargs.vllm",  # `extensions/known_values` knows vLLM's
     "actor_rollout_ref.model.lora",  # Megatron-Bridge's `create_peft` reads it
     "critic.model.lora",
     "megatron.override_transformer_config",
