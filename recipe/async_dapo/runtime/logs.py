@@ -1,4 +1,6 @@
-"""The recipe's own log lines: in every process that has some, of the start-up, and the last one of a failed run."""
+"""The recipe's own log lines: in every process that has some, of the start-up, and the last one of a failed run. What
+others print and log can be left out for a while.
+"""
 
 import logging
 import os

@@ -56,7 +56,9 @@ class Shipping(NamedTuple):
 
 
 def shipping() -> Shipping:
-    """Without one each node has the code, at the same place; a cluster that is joined is told where."""
+    """That of this copy. Without one nothing is sent: each node needs the code at the same place, and the processes of
+    a cluster that is joined are told that place.
+    """
     return of_copy("shipping") or Shipping(
         staged=lambda config, *beside: nullcontext(Shipped([], {"PYTHONPATH": _search_path()})),
         localise=lambda config: None,

@@ -48,8 +48,8 @@ def check_versions() -> str:
 
 
 def tell_of_hidden_copies() -> None:
-    """Say which one of a package that is there twice is imported, as where the working folder holds a checkout beside
-    what is installed: its version does not say what has been changed in it.
+    """Warn of a package that Python finds twice, such as a checkout in the working folder beside what is installed, and
+    say which of the two is imported. Both may have the same version, although something was changed in one.
     """
     for name in VERSION_FILES:
         later = (PathFinder.find_spec(name, [entry]) for entry in sys.path)

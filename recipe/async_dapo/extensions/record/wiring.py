@@ -34,7 +34,8 @@ def wire(config: DictConfig, options: AsyncDAPOConfig) -> None:
 def _class_of(options: AsyncDAPOConfig) -> type[Recorder]:
     """
     Raises:
-        ConfigError: for what is no class of recorders, or one of before, of which nothing would be called.
+        ConfigError: for what is no subclass of `Recorder`, what cannot be made of the options, and what was written for
+            an earlier version, so that nothing would call its methods.
     """
     if options.recorder is None:
         return Recorder
