@@ -169,7 +169,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     lanes = session.config.getoption("--lanes")
-    if lanes == 1 or session.testsfailed or session.config.option.collectonly:
+    if lanes < 2 or session.testsfailed or session.config.option.collectonly:
         return None  # pytest's own
     run_in_lanes(session, lanes, next_file)
     return True

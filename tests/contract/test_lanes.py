@@ -23,15 +23,23 @@ def lane():
     yield
     with Path("ended").open("a") as file:
         file.write("x")
+    raise OSError("it has not ended")
 """
 KILLED = """
-import os, signal
+import os, signal, time
+from pathlib import Path
 
 def test_before(lane): pass
 def test_that_fails():
     print("what it has said")
     assert 1 == 2
-def test_that_kills(): os.kill(os.getpid(), signal.SIGKILL)
+def test_that_kills():
+    if os.fork() == 0:  # a process with all that its lane has open, which ends last
+        signal.alarm(200)
+        while not Path("ended").exists():
+            time.sleep(0.01)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
 def test_behind(lane): pass
 """
 
@@ -67,6 +75,7 @@ def test_each_test_ends_once_whatever_ends_its_lane(tmp_path: Path) -> None:
     assert re.search(r"Captured stdout call -*\nwhat it has said", done.stdout)
     assert "the lane ended in this test, with exit code -9" in done.stdout
     assert (tmp_path / "ended").read_text() == "xx"  # the two that were not killed
+    assert "exit codes of lanes: [1, 1]; a fixture of the session has not ended" in done.stdout
 
 
 def test_of_each_file_of_a_tool_there_is_the_test_that_every_run_plays() -> None:

@@ -52,9 +52,12 @@ def run_in_lanes(session: pytest.Session, count: int, next_file: NextFile) -> No
                 if session.shouldstop:
                     raise session.Interrupted(session.shouldstop)
     finally:
+        for lane in lanes:
+            lane.connection.close()  # all of them end behind the test that each is at
         codes = [lane.end() for lane in lanes]
     if any(codes):
-        raise session.Failed(f"exit codes of lanes: {codes}; a fixture of the session has not ended")
+        session.shouldfail = f"exit codes of lanes: {codes}; a fixture of the session has not ended"  # pytest shows it
+        raise session.Failed(session.shouldfail)
 
 
 def taken_as_one(nodeid: str) -> str:
@@ -136,6 +139,7 @@ class _Reports:
 def _run_as_lane(session: pytest.Session, parent: Connection, parent_id: int) -> NoReturn:
     code = 1
     try:
+        os.register_at_fork(after_in_child=parent.close)  # else what a test forks would hide that its lane has ended
         # As at Ctrl-C, what tests have started ends if the first process is killed. A shell's background ignores it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
