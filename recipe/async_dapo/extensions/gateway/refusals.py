@@ -5,7 +5,6 @@ cannot act: where the run has its own value it is ignored, else refused.
 """
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from .messages import Refused
@@ -80,21 +79,24 @@ def number_of_tokens(body: dict[str, Any], *names: str) -> int | None:
     Raises:
         Refused: if it is no positive number.
     """
-    given = next((body[name] for name in names if body.get(name) is not None), None)
-    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
-        raise Refused(400, f"{names[-1]} must be a positive number of tokens, not {given!r}")
-    return given
+    for name in names:
+        given = body.get(name)
+        if given is not None:
+            if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+                raise Refused(400, f"{name} must be a positive number of tokens, not {given!r}")
+            return given
+    return None
 
 
-def stop_strings(given: Iterable[Any] | None) -> tuple[str, ...]:
+def stop_strings(given: Any) -> tuple[str, ...]:
     """
     Raises:
-        Refused: for what is no text.
+        Refused: for what is no list of texts: of a text each letter would be one, of an object each key.
     """
-    strings = tuple(given or ())
-    if not all(isinstance(one, str) and one for one in strings):
-        raise Refused(400, "stop must be text, or a list of texts")
-    return strings
+    strings = given or []
+    if not isinstance(strings, list) or not all(isinstance(one, str) and one for one in strings):
+        raise Refused(400, f"stop strings must be a list of texts, not {given!r:.300}")
+    return tuple(strings)
 
 
 def event(data: dict[str, Any], name: str = "") -> bytes:

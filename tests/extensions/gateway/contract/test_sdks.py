@@ -232,6 +232,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "cannot be begun": {"messages": [*QUESTION, {"role": "assistant", "content": "It is"}]},
     "positive number": {"max_tokens": 0},
     "number of tokens, not True": {"extra_body": {"max_tokens": True}},
+    "max_completion_tokens must be": {"max_completion_tokens": 0},
+    "stop strings must be a list": {"extra_body": {"stop": {"END": 1}}},
     "tool is not understood": {"tools": [{"type": "function", "function": {"description": "has no name"}}]},
     "request is not understood": {"messages": [{"content": "no role"}]},
     "100 objects and lists": {
