@@ -1,11 +1,13 @@
 """What ends a run: its steps, with verl's last checkpoint and validation; never its epochs before that."""
 
 import logging
+from inspect import getattr_static
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torchdata.stateful_dataloader.stateful import Stateful
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -161,3 +163,23 @@ def test_given_a_data_set_that_raises_stop_iteration_then_its_data_have_not_ende
         trainer._draw(1)
     with pytest.raises(RuntimeError, match=r"the data set has raised StopIteration\(\) when row \d+ was read"):
         next(iter(trainer.val_dataloader))
+
+
+def test_given_a_data_set_with_a_state_then_the_loaders_of_each_python_find_it_and_one_without_has_none() -> None:
+    """Python 3.11 asks the object whether it has a state, 3.12 its class."""
+
+    class WithState(list[int]):
+        def state_dict(self) -> dict[str, Any]:
+            return {"rows": list(self)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self[:] = state["rows"]
+
+    trainer = object.__new__(AsyncDAPOTrainer)
+    trainer.train_dataset, trainer.val_dataset = WithState([1, 2]), [1]
+    for name, found in ("train_dataset", True), ("val_dataset", False):
+        data = getattr(trainer, name)
+        in_class = [getattr_static(data, method, None) is not None for method in ("state_dict", "load_state_dict")]
+        assert isinstance(data, Stateful) is found and in_class == [found, found]
+    trainer.train_dataset.load_state_dict({"rows": [3]})
+    assert (trainer.train_dataset.state_dict(), trainer.train_dataset[0]) == ({"rows": [3]}, 3)

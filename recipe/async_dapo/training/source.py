@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torchdata.stateful_dataloader.stateful import Stateful
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from ..config.values import ConfigError
@@ -105,6 +106,17 @@ def _read(rows_of: Callable[[Any], Any], rows: Any) -> Any:
         raise RuntimeError(f"the data set has raised {error!r} when row {rows} was read") from error
 
 
+class UsersDataWithState(UsersData):
+    """One whose state verl's data loaders put into a checkpoint: from Python 3.12 on they look for it in the class."""
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._data.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._data.load_state_dict(state)
+
+
 class DataOfUsers:
     """An attribute that keeps a data set as `UsersData`."""
 
@@ -115,4 +127,5 @@ class DataOfUsers:
         return one.__dict__[self._name]
 
     def __set__(self, one: Any, data: Any) -> None:
-        one.__dict__[self._name] = UsersData(data)
+        kind = UsersDataWithState if isinstance(data, Stateful) else UsersData
+        one.__dict__[self._name] = kind(data)
