@@ -10,7 +10,7 @@ _FSDP = ("fsdp2", "fsdp")  # verl's other training engines have a router replay
 
 
 class ReplayingWorker(TrainingWorker):
-    """A reference policy, which verl gives no loss, sends tokens where its own routers do."""
+    """A reference policy that is a model of its own gets no loss of verl: it sends tokens where its own routers do."""
 
     _replays = False
 
