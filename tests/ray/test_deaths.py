@@ -150,7 +150,7 @@ def test_given_a_coordinator_that_dies_while_the_trainer_trains_then_the_run_end
     assert manager.named_actors.keys() == needed
     ray.get([actor.__ray_ready__.remote() for actor in manager.named_actors.values()])
     trainer = object.__new__(AsyncDAPOTrainer)
-    buffer: Any = SimpleNamespace(attach=lambda manager: None)
+    buffer: Any = SimpleNamespace(attach=lambda manager: None, observers={})
     engines: Any = SimpleNamespace(naming_lost_engines=nullcontext)
     trainer.replay_buffer, trainer._engines = buffer, engines
     config: Any = SimpleNamespace(trainer=SimpleNamespace(logger=[]))
