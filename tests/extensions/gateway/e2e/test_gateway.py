@@ -35,7 +35,7 @@ OVERRIDES = (
     "actor_rollout_ref.actor.optim.lr=0",  # what is greedy comes out alike under every version
     "async_dapo.importance_sampling=decoupled",
     "async_dapo.over_sampling_batch_size=16",
-    "async_dapo.rollout_pool_size=128",
+    "async_dapo.rollout_pool_size=48",  # groups begin one after another: some are within a turn at each stop
     "actor_rollout_ref.rollout.agent.default_agent_loop=half_and_half",
 )
 
