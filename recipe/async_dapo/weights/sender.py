@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import ray
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
@@ -33,10 +34,20 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
         if self.rollout is not None:
             self.rollout.as_sent = as_sent
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def call_extension(self, name: str, place: str, *args: Any) -> Any:
         """Call an extension's function, named "module.function", with each rank's worker."""
         return load(name, place)(self, *args)
+
+
+def on_ranks(workers: Any, limit_s: float, name: str, place: str, *args: Any) -> list[Any]:
+    """What an extension's function returns in each training worker: `call_extension`, and the wait for it.
+
+    Raises:
+        GetTimeoutError: when a worker has not answered within the limit [s].
+    """
+    answers: list[Any] = ray.get(workers.call_extension(name, place, *args), timeout=limit_s)
+    return answers
 
 
 def policy_worker(told: Mapping[str, Any]) -> type[TrainingWorker]:

@@ -52,7 +52,7 @@ class EmulatedRank(Worker):
         os.makedirs(folder, exist_ok=True)
         (folder / "rehearsed").write_text("a rehearsal has no weights\n")
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def call_extension(self, *_: Any) -> int:
         """What `mixture` asks for: there are no earlier weights, of 0 bytes."""
         return 0

@@ -23,6 +23,7 @@ from ... import store
 from ...config.options import AsyncDAPOConfig
 from ...core.staleness import StalenessLimit
 from ...record.keys import PREFIX
+from ...weights.sender import on_ranks
 from .balance_heuristic import group_mixture, segments_of
 from .plan import plan_mixtures
 
@@ -46,7 +47,7 @@ class Mixture:
         micro_batch = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
         self._multiple = workers.world_size * micro_batch
         self._kept_versions: set[int] = set()
-        self._on_ranks = partial(workers.call_extension, NAME)
+        self._on_ranks = partial(on_ranks, workers, options.weight_update_timeout_s, NAME)
         self._on_ranks("snapshots.begin")
 
     def log_probs(self, batch: KVBatchMeta, *, step: int, metrics: dict[str, float]) -> list[Tensor]:

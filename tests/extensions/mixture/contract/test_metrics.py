@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import ray
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 
@@ -17,6 +18,7 @@ from ....support.simulated_options import options
 
 def test_an_empty_batch_has_all_metrics_that_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "read_fields", lambda _, names: {name: [] for name in names})
+    monkeypatch.setattr(ray, "get", lambda answers, timeout: answers)
     workers = SimpleNamespace(world_size=1, call_extension=lambda *_: [0])
     rollout = {"temperature": 1.0, "log_prob_use_dynamic_bsz": True}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "algorithm": {"rollout_correction": {}}})

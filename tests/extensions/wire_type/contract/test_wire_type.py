@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
@@ -33,17 +34,21 @@ RANKS = 2
 BF16 = torch.bfloat16
 
 
-def test_engines_are_asked_for_their_types_and_training_workers_told_of_them() -> None:
+def test_engines_are_asked_for_their_types_and_training_workers_told_of_them_within_the_time_of_an_update(monkeypatch):
     asked: list[Any] = []
+    waited: list[tuple[Any, float]] = []
 
     def call_extension(name: str, place: str, *args: Any) -> list[Any]:
         asked.append((load(name, place), *args))
         return [("bfloat16", [])]
 
+    monkeypatch.setattr(ray, "get", lambda answers, timeout: waited.append((answers, timeout)))
     workers: Any = SimpleNamespace(call_extension=call_extension)
     engines: Any = SimpleNamespace(call_extension=call_extension, actor_wg=workers)
-    WireChoice(options()).engines_started(engines)
+    run = options()
+    WireChoice(run).engines_started(engines)
     assert asked == [(types_in_engine,), (send_as, [("bfloat16", [])])]
+    assert waited == [([("bfloat16", [])], run.weight_update_timeout_s)]
 
 
 @torch.no_grad()
