@@ -35,7 +35,8 @@ OVERRIDES = (
     "actor_rollout_ref.actor.optim.lr=0",  # what is greedy comes out alike under every version
     "async_dapo.importance_sampling=decoupled",
     "async_dapo.over_sampling_batch_size=16",
-    "async_dapo.rollout_pool_size=48",  # groups begin one after another: some are within a turn at each stop
+    "async_dapo.rollout_pool_size=128",
+    "actor_rollout_ref.rollout.max_num_seqs=8",  # turns wait for the engine, not for agents: it is in some at each stop
     "actor_rollout_ref.rollout.agent.default_agent_loop=half_and_half",
 )
 
