@@ -5,6 +5,7 @@ token in the loss, not per step: shorter answers, and tokens withheld as too sta
 say how many are withheld count none.
 """
 
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -84,10 +85,13 @@ def bound_in(setting: Setting) -> Bound:
     return bound_of(setting.scenario())
 
 
-def summary(folder: Path) -> pd.DataFrame:
+def summary(folder: Path, *, bounds: bool = True) -> pd.DataFrame:
     """A row a setting: seconds per batch of natural length in the loss, and ratios of them.
 
     Settings that have not been run far enough have none.
+
+    Args:
+        bounds: whether the columns of the bound hold numbers, which takes 0.1 s a setting.
     """
     rows, grid = read_systems(folder), folder.name if folder.name in GRIDS else ""
     lines = []
@@ -98,8 +102,8 @@ def summary(folder: Path) -> pd.DataFrame:
         base, tuned = own[own["kind"] == "baseline"], own[own["kind"] == "tuned"]
         default, seconds = own.loc[DEFAULT], own["per_batch_s"]
         same = tuned[tuned["strategy"] == "partial"]
-        bound = bound_in(setting)
-        bound_s = bound.rollout_s + (default["step_s"] - default["rollout_s"]) / default["length_bias"]
+        bound_rollout_s = bound_in(setting).rollout_s if bounds else math.nan
+        bound_s = bound_rollout_s + (default["step_s"] - default["rollout_s"]) / default["length_bias"]
         lines.append(
             {
                 "setting": str(setting),
@@ -114,7 +118,7 @@ def summary(folder: Path) -> pd.DataFrame:
                 "of_tuned_same": seconds[DEFAULT] / same["per_batch_s"].min(),
                 "tuned": tuned["per_batch_s"].idxmin() if len(tuned) else "",
                 "of_tuned": seconds[DEFAULT] / tuned["per_batch_s"].min(),
-                "of_bound": bound.rollout_s / (default["rollout_s"] / default["length_bias"]),
+                "of_bound": bound_rollout_s / (default["rollout_s"] / default["length_bias"]),
                 "bound_of_sync": bound_s / seconds[SYNC],
                 "bound_of_colocate": bound_s / seconds[COLOCATE],
                 "off_policy": default["off_policy"],
@@ -154,7 +158,8 @@ def grids_table() -> pd.DataFrame:
     """Geometric means of each grid that was simulated, over the settings that all of them have."""
     titles = {column: TITLES[column] for column in ("of_sync", "of_colocate", "equal_of_colocate")}
     titles |= {"of_alike": "Of colocate_async without the pass", "of_host_kv": "Of colocate_async, KV in host memory"}
-    grids = {grid: summary(FOLDER / grid) for grid in GRIDS if (FOLDER / grid / "systems.csv").exists()}
+    found = [grid for grid in GRIDS if (FOLDER / grid / "systems.csv").exists()]
+    grids = {grid: summary(FOLDER / grid, bounds=False) for grid in found}
     shared = set.intersection(*(set(lines["setting"]) for lines in grids.values()))
     rows = [
         {"Grid": f"{grid.replace('_', ' ') or '16 updates, as above'}, {len(shared)} settings"}

@@ -49,7 +49,7 @@ def read(folder: Path = FOLDER) -> tuple[pd.DataFrame, pd.DataFrame]:
     """
     text = {"staleness": str, "start": str}
     runs, curves = (pd.read_csv(folder / name, dtype=text).fillna({"start": ""}) for name in ("runs.csv", "curves.csv"))
-    runs, curves = (table[table["seed"].isin(PLANNED) & table.apply(_is_usual, axis=1)] for table in (runs, curves))
+    runs, curves = (table[table["seed"].isin(PLANNED) & _are_usual(table)] for table in (runs, curves))
     return runs.drop_duplicates(ROW, keep="last"), curves.drop_duplicates([*ROW, "step"], keep="last")
 
 
@@ -78,7 +78,9 @@ def _over_time(pair: pd.Series, by_row: dict[tuple[object, ...], pd.Series]) -> 
     """A run that has ended early keeps the accuracy of its last model, or that of its first without any step."""
     beside = by_row[*pair[JOB], ON_POLICY, "0", "none", *pair[START]]
     own = by_row.get(tuple(pair[ROW]), pd.Series({0: pair["accuracy_before"]}))
-    curve = own.reindex(own.index.union(beside.index)).ffill().bfill().reindex(beside.index)
+    curve = own
+    if not own.index.equals(beside.index):
+        curve = own.reindex(own.index.union(beside.index)).ffill().bfill().reindex(beside.index)
     gaps, share = curve - beside, beside.index / pair["steps"]
     before = pair["accuracy_before"]
     return {
@@ -262,9 +264,10 @@ def _setting(line: pd.Series) -> str:
     return f"{line['task']}{bound}{strategy}{rate}{updates}"
 
 
-def _is_usual(line: pd.Series) -> bool:
-    own = usual_steps(TASKS[line["task"]], rate_factor=line["rate_factor"], updates=line["updates"])
-    return bool(line["steps"] == own)
+def _are_usual(lines: pd.DataFrame) -> pd.Series:
+    jobs = lines[JOB].itertuples(index=False)
+    own = (steps == usual_steps(TASKS[task], rate_factor=rate, updates=updates) for task, rate, updates, steps in jobs)
+    return pd.Series(own, index=lines.index, dtype=bool)
 
 
 def targets(lines: pd.DataFrame) -> pd.DataFrame:
