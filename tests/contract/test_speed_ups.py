@@ -19,6 +19,7 @@ def test_every_published_step_is_planned_from_another_one():
         assert set(planned) == systems and len(planned) == len(systems)
 
 
+@pytest.mark.slow
 def test_engines_that_give_one_step_are_those_that_the_other_is_planned_with():
     """The slower the base was, the slower is the other."""
     sync, colocate = verl_sync(groups=8, poll_s=0.0), verl_colocate_async(groups=8)

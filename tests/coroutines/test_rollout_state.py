@@ -122,6 +122,7 @@ def states(draw: st.DrawFn) -> RolloutState:
     )
 
 
+@pytest.mark.slow
 @costly()
 @given(state=states())
 def test_given_any_state_when_saved_and_read_then_it_is_what_it_was(state: RolloutState) -> None:

@@ -123,6 +123,7 @@ def test_a_record_of_verls_sync_mode_tells_its_mode_and_counts_the_valid_groups_
     assert fitted.taken["valid_share"] == pytest.approx(valid / (valid + share * 4))
 
 
+@pytest.mark.slow
 def test_a_spread_that_the_user_says_keeps_the_recorded_mean(record):
     sigma = 0.5
     taken = fit(record, JOB | {"length_sigma": sigma}, None).taken

@@ -65,6 +65,7 @@ def test_given_a_seed_when_simulated_twice_then_every_number_is_the_same(name):
     assert simulate(small_scenario(seed=4), OTHER_SYSTEMS[name]) != first
 
 
+@pytest.mark.slow
 def test_given_staleness_limit_then_no_loss_token_is_older_and_what_is_older_is_counted():
     scenario = small_scenario(lengths=LogNormalLengths(median_tok=400, sigma=1.5, correlation=0.5))
     options = {"rollout_strategy": "partial", "rollout_pool_size": 200, "over_sampling_batch_size": 80}

@@ -49,6 +49,7 @@ def test_given_colocate_async_then_waiting_for_polls_and_resumption_makes_rollou
     assert delayed.rollout_s > mean_step(small_scenario(), prompt).rollout_s + 0.5
 
 
+@pytest.mark.slow
 def test_given_copris_then_the_pool_is_always_full_and_the_buffer_is_scored_again():
     scenario = small_scenario()
     measure = mean_step(scenario, copris(pool_size=24, over_sampling=64))

@@ -89,6 +89,7 @@ def test_the_headline_says_it_in_words_and_measures_against_verl(both: tuple[Pat
     assert headline(verls) == "step 60 s (median of 11); accuracy 0.20 to 0.50 (math/acc/mean@1)"
 
 
+@pytest.mark.slow
 def test_the_ledger_adds_up_and_failures_are_told_with_their_cause(both: tuple[Path, Path], text: str) -> None:
     assert "Where 1200 prompt groups went" in text
     assert "768 + 360 + 24 + 0 + 0 + 48 = 1200</p>" in text
@@ -96,6 +97,7 @@ def test_the_ledger_adds_up_and_failures_are_told_with_their_cause(both: tuple[P
     assert "async_dapo/failure/groups is 2 (healthy: 0)" in text
 
 
+@pytest.mark.slow
 def test_each_tool_has_a_row_whatever_it_is_called(text: str) -> None:
     assert "<th>name</th><th>calls</th><th>failed</th><th>median [s]</th><th>longest [s]</th>" in text
     rows = (
@@ -106,6 +108,7 @@ def test_each_tool_has_a_row_whatever_it_is_called(text: str) -> None:
         assert f"<tr><th>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" in text
 
 
+@pytest.mark.slow
 def test_engines_that_did_not_step_have_a_gap_and_what_waited_for_calls_has_a_line(text: str) -> None:
     assert "responses that wait for calls of tools" in text
     points = [(0.0, 5.0), (0.1, 4.0), (0.2, 3.0), (9.0, 2.0), (9.1, 1.0)]
@@ -127,6 +130,7 @@ def test_engines_are_shown_since_the_run_was_resumed() -> None:
     assert since_newest_start(steps[:4]) == steps[3:4] and since_newest_start([]) == []
 
 
+@pytest.mark.slow
 def test_each_source_of_a_mix_has_a_row_with_its_shares(text: str) -> None:
     columns = ("source", "share drawn", "share trained", "drawn", "trained", "pass rate")
     assert "".join(f"<th>{name}</th>" for name in columns) in text

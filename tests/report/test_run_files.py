@@ -32,7 +32,7 @@ def disk_with(free_bytes: int) -> Iterator[None]:
 
 
 @given(steps=st.lists(CALLS, min_size=1, max_size=30), most_bytes=st.sampled_from([1, 1000, 2000]))
-@settings(max_examples=30)
+@settings(max_examples=min(30, settings.default.max_examples))
 def test_a_record_of_calls_counts_all_of_them_however_often_it_is_shortened(
     tmp_path_factory: pytest.TempPathFactory, steps: list[dict[str, CallFigures]], most_bytes: int
 ) -> None:
@@ -49,7 +49,7 @@ def test_a_record_of_calls_counts_all_of_them_however_often_it_is_shortened(
 
 
 @given(resumed_at=st.integers(2, 60))
-@settings(max_examples=30)
+@settings(max_examples=min(30, settings.default.max_examples))
 def test_a_run_that_resumes_keeps_what_is_summed_of_the_steps_before(
     tmp_path_factory: pytest.TempPathFactory, resumed_at: int
 ) -> None:
@@ -66,6 +66,7 @@ def test_a_run_that_resumes_keeps_what_is_summed_of_the_steps_before(
     assert kept == max(end for end in ends if end < resumed_at)
 
 
+@pytest.mark.slow
 def test_however_many_names_calls_have_their_sum_stays_small(tmp_path: Path) -> None:
     file = BoundedFile(tmp_path / "calls.jsonl", summed=summed, most_bytes=60_000)
     for step in range(1, 301):

@@ -31,6 +31,7 @@ def test_given_a_script_then_an_agent_has_its_turns_and_its_first_answer_is_its_
     assert group.trajectories[0].outputs[-1].rest.reward_score == score
 
 
+@pytest.mark.slow
 def test_given_a_context_that_is_full_then_the_agent_ends_with_what_it_has() -> None:
     async def agent(address: str, key: str, sample: dict[str, Any]) -> Any:
         script = {"turns": 9, "own_s": 0.0, "metric": "acc"}

@@ -80,6 +80,7 @@ def trained(cluster: MixedCluster, steps: int) -> list[Counter[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_share_that_is_rounded_down_begins_no_group_that_would_be_too_old_when_it_is_its_turn(start) -> None:
     """A third of four groups is one in every step: while answers of the other source are long, two are begun."""
     strategy, rule = RolloutStrategy.PARTIAL, StopRuleName.FIRST_COMPLETED
@@ -90,6 +91,7 @@ def test_a_share_that_is_rounded_down_begins_no_group_that_would_be_too_old_when
     assert cluster.buffer.pool.ledger.retired == 0
 
 
+@pytest.mark.slow
 def test_a_tiny_share_that_is_rarely_valid_may_take_as_many_prompts_as_a_batch_has_times_the_limit(start) -> None:
     """One group in ten of the second source is valid: three batches of its own share would be six prompts."""
     rare = replace(task(), metric_of=lambda ids: float(ids[1] == 0 and (DATA[ids[0]] == EASY or ids[0] % 10 == 0)))
@@ -112,6 +114,7 @@ def test_balanced_makes_up_for_what_rounding_leaves_over(start) -> None:
     assert sum(trained(cluster, 6), Counter()) == {EASY: 16, HARD: 8}  # two thirds of 24
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_shares_and_the_next_prompts_of_each_source(start) -> None:
     settings = opts(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED)
     crashed = start(settings, MixedCluster, task=task())
