@@ -17,10 +17,11 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config.optimizer import build_optimizer
 
+from recipe.async_dapo.config.derived import wire_importance_sampling
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ImportanceSampling
 from recipe.async_dapo.core.staleness import StalenessLimit
-from recipe.async_dapo.training.importance_sampling import ratio_statistics, ratio_sums, wire_importance_sampling
+from recipe.async_dapo.training.importance_sampling import ratio_statistics, ratio_sums
 from recipe.async_dapo_lab.overrides import compose_overrides
 
 from .model import TinyTransformer, padded

@@ -233,25 +233,3 @@ def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:
     keys = [key for key in (tq.kv_list(partition_id) or {}).get(partition_id, {}) if key.split("_")[0] not in keep]
     if keys:
         tq.kv_clear(keys=keys, partition_id=partition_id)
-
-
-def groups_with(
-    is_meant: Callable[[Sequence[TrajectoryTag]], bool], uids: Collection[str], *, partition_id: str
-) -> set[str]:
-    """Those of the given groups with a trajectory of whose outputs that is true."""
-    batch = batch_of(uids, partition_id=partition_id)
-    tags: dict[tuple[str, str], list[TrajectoryTag]] = {}
-    for key, tag in zip(batch.keys, batch.tags, strict=True):
-        uid, session, *_ = key.split("_")
-        tags.setdefault((uid, session), []).append(tag)
-    return {uid for (uid, _), outputs in tags.items() if is_meant(outputs)}
-
-
-def members_by_group(batch: KVBatchMeta) -> dict[str, list[int]]:
-    """Trajectories of a prompt, those of one output index together; without verl's padding."""
-    groups: dict[str, list[int]] = {}
-    for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
-        if not is_padding(tag):
-            uid, _, index = key.split("_")
-            groups.setdefault(f"{uid}_{index}", []).append(row)
-    return groups

@@ -9,7 +9,7 @@ from verl.experimental.agent_loop import AgentLoopWorker
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.rollout import agent_loops, worker
+from recipe.async_dapo.rollout import agent_loops, import_loops, worker
 from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
 
 from ..support.composed_runs import compose_run, valid_overrides
@@ -77,11 +77,11 @@ def test_a_loop_that_hangs_as_it_is_imported_holds_up_a_start_that_uses_it_alone
     monkeypatch.setattr(sys, "let_go", let_go, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / f"{name}.py").write_text("import sys\nsys.let_go.wait()\n")
-    monkeypatch.setattr(agent_loops, "_agent_loop_registry", {"own": {"_target_": f"{name}.Loop"}})
-    monkeypatch.setattr(agent_loops, "OTHERS_LIMIT_S", 0.01)
+    monkeypatch.setattr(import_loops, "_agent_loop_registry", {"own": {"_target_": f"{name}.Loop"}})
+    monkeypatch.setattr(import_loops, "OTHERS_LIMIT_S", 0.01)
     told: list[str] = []
-    monkeypatch.setattr(agent_loops.logger, "warning", lambda text, *values: told.append(text % values))
-    start = threading.Thread(target=agent_loops.import_loops, args=["own" if uses_it else "another"])
+    monkeypatch.setattr(import_loops.logger, "warning", lambda text, *values: told.append(text % values))
+    start = threading.Thread(target=import_loops.import_loops, args=["own" if uses_it else "another"])
     start.start()
     try:
         start.join(0.1 if uses_it else None)

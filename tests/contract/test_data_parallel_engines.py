@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from omegaconf import OmegaConf
 
 from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.router import balance_of
 from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.engines.replica import AsyncDAPOReplica
 from recipe.async_dapo.training import run
@@ -37,7 +38,7 @@ def test_the_balancer_may_fill_it(monkeypatch, tmp_path) -> None:
 
 def test_the_pool_fills_it() -> None:
     options = AsyncDAPOConfig.from_hydra(compose_run(OVERRIDES))
-    balance = options.balance(most_per_server=SEQUENCES * RANKS + 15)
+    balance = balance_of(options, most_per_server=SEQUENCES * RANKS + 15)
     balance.leases.add_servers(["a"])
     balance.open({"a": EngineLoad(kv_room_tok=100_000_000, max_num_seqs=SEQUENCES * RANKS)})
     assert balance.capacity == SEQUENCES * RANKS > 999

@@ -15,7 +15,7 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from recipe.async_dapo.core.leases import server_calls
+from recipe.async_dapo.config.derived import server_calls
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
 from recipe.async_dapo.runtime import garbage

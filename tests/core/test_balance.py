@@ -1,7 +1,7 @@
 """The load balancer's decisions: capacity, groups that stay together, and servers that size themselves."""
 
-from recipe.async_dapo.core.balance import Balance, Returned
 from recipe.async_dapo.core.concurrency import EngineLoad
+from recipe.async_dapo.core.leases import Balance, Returned
 
 LOAD = EngineLoad(kv_room_tok=100_000, max_num_seqs=64)
 PREEMPTING = EngineLoad(kv_room_tok=100_000, max_num_seqs=64, preemptions=500, generated_tok=1_000)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.outcome import EndedGroups
+from recipe.async_dapo.core.failures import EndedGroups
 
 
 def ended(*, complete: int, failed: int, scored: int) -> EndedGroups:

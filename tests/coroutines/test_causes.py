@@ -8,7 +8,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from ray.exceptions import RayTaskError
 from yarl import URL
 
-from recipe.async_dapo.core.outcome import Cause, EndedGroups, GroupOutcome, Verdict
+from recipe.async_dapo.core.failures import EndedGroups
+from recipe.async_dapo.core.outcome import Cause, GroupOutcome, Verdict
 from recipe.async_dapo.rollout import coordinator as coordinator_module
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.reward import cause_of

@@ -9,7 +9,7 @@ import pytest
 
 from recipe.async_dapo.config.options import FilterConfig
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
-from recipe.async_dapo.core.balance import Requested, Returned
+from recipe.async_dapo.core.leases import Requested, Returned
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 from ..support.simulated_cluster import resumed

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from recipe.async_dapo.config.router import first_context_tok
 from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.mix import ALL
 
@@ -15,7 +16,7 @@ from ..support.simulated_worker import Task
 def small_engines(cluster: Cluster, *, capacity: int) -> None:
     """With room for so many requests of the length that is expected first."""
     for server in cluster.servers:
-        server.kv_room_tok = int(capacity * cluster.options.first_context_tok / 0.85) + 1
+        server.kv_room_tok = int(capacity * first_context_tok(cluster.options) / 0.85) + 1
 
 
 def test_given_engines_with_little_room_then_no_more_is_in_flight_than_they_have_room_for(start) -> None:

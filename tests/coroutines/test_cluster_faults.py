@@ -15,7 +15,7 @@ from recipe.async_dapo.config.options import FilterConfig
 from recipe.async_dapo.config.values import ConfigError, OnRewardError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
-from recipe.async_dapo.rollout.manager import RolloutError
+from recipe.async_dapo.rollout.all_workers import RolloutError
 from recipe.async_dapo.runtime.logs import last_line
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 

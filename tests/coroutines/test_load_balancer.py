@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.core.balance import Requested, Returned
+from recipe.async_dapo.core.leases import Requested, Returned
 from recipe.async_dapo.engines import started_server
 from recipe.async_dapo.engines.lives import EngineLives
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer

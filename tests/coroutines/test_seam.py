@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import Turn
-from recipe.async_dapo.engines.client import continued, end_of_stop, not_continued
+from recipe.async_dapo.engines.client import continued, not_continued
+from recipe.async_dapo.engines.stop_strings import end_of_stop
 from recipe.async_dapo.recording import append_tokens, cut
 
 from ..support.client_world import ALL_TOKENS, stopped_at, world

@@ -20,8 +20,9 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.data_plane import queue_watched, start_queue
-from recipe.async_dapo.rollout import manager as manager_module
-from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
+from recipe.async_dapo.rollout import all_workers
+from recipe.async_dapo.rollout.all_workers import RolloutError
+from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager
 from recipe.async_dapo.runtime.actor_watch import ActorDied, watched
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -75,8 +76,8 @@ def wait_when_the_first_has_answered(wait: Callable[..., Any], calls: list[Any],
 
 
 def test_given_a_worker_that_never_starts_when_it_is_connected_then_the_run_ends_and_names_it(monkeypatch):
-    monkeypatch.setattr(manager_module, "CONNECT_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(manager_module.ray, "wait", partial(wait_when_the_first_has_answered, ray.wait))
+    monkeypatch.setattr(all_workers, "CONNECT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(ray, "wait", partial(wait_when_the_first_has_answered, ray.wait))
     manager = bare_manager()
     manager.agent_loop_workers = [ray.remote(num_cpus=0)(kind).remote() for kind in (Worker, HangingWorker)]
     ray.get([worker.__ray_ready__.remote() for worker in manager.agent_loop_workers])

@@ -15,10 +15,10 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from recipe.async_dapo.core.balance import Requested, Returned
+from recipe.async_dapo.core.leases import Requested, Returned
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.engine_requests import EngineRequests
-from recipe.async_dapo.rollout.manager import RolloutError
+from recipe.async_dapo.rollout.all_workers import RolloutError
 from recipe.async_dapo.runtime.aio import await_all, resolve
 
 from ..support.real_actors import (

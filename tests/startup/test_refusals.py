@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from docs.support import BY_HAND, REFUSED, SUPPORT
-from recipe.async_dapo.config.options import TOGETHER, AsyncDAPOConfig
+from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.reading import TOGETHER
+from recipe.async_dapo.config.router import router_options
 from recipe.async_dapo.config.values import ConfigErrors
 from recipe.async_dapo.startup.facts import Run
 from recipe.async_dapo.startup.preflight import check_all, findings
@@ -122,4 +124,4 @@ def test_the_client_knows_how_requests_go_on(run, overrides, known):
     trainer.options = AsyncDAPOConfig.from_hydra(trainer.config)
     trainer.llm_server_manager = SimpleNamespace(get_client=lambda **arguments: arguments)
     assert {name for name, value in trainer.get_llm_client().items() if value is True} == known
-    assert trainer.options.load_balancer(most_per_server=1)["balance"]["keeps_kv"] is ("has_old_kv" in known)
+    assert router_options(trainer.options, most_per_server=1)["balance"]["keeps_kv"] is ("has_old_kv" in known)

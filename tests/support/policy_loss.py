@@ -15,9 +15,9 @@ from verl.utils.tensordict_utils import assign_non_tensor
 from verl.workers.utils.losses import ppo_loss
 
 from recipe.async_dapo import store
+from recipe.async_dapo.config.derived import wire_importance_sampling
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.startup.rules import check_options
-from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.passes import Passes
 from recipe.async_dapo.training.step_updates import step_updates
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer

@@ -10,8 +10,9 @@ import ray
 from ray.actor import ActorHandle
 
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
+from recipe.async_dapo.rollout.all_workers import RolloutError
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor
-from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
+from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager
 
 from .rounds import spec, tickets
 from .router import router_options

@@ -11,8 +11,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 
 from recipe.async_dapo import store
+from recipe.async_dapo.config.derived import wire_importance_sampling
 from recipe.async_dapo.config.options import AsyncDAPOConfig
-from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.passes import passes_of
 from recipe.async_dapo.training.step_updates import step_updates
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer

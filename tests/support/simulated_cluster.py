@@ -15,6 +15,7 @@ from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import store
 from recipe.async_dapo.config.options import AsyncDAPOConfig
+from recipe.async_dapo.config.router import router_options
 from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.trajectory import PromptGroup
@@ -76,7 +77,7 @@ class Cluster:
         self.store.stand_in(monkeypatch)
         self.servers = self._make_servers(monkeypatch, num_servers)
         self.server_handles = [FakeHandle(server, latency_s=latency_s) for server in self.servers]
-        router = opts.load_balancer(most_per_server=999)
+        router = router_options(opts, most_per_server=999)
         named = {f"server-{k}": handle for k, handle in enumerate(self.server_handles)}
         self.balancer = self._make_balancer(named, router)
         self.balancer_handle = FakeHandle(self.balancer, latency_s=latency_s)

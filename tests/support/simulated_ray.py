@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError
 
+from recipe.async_dapo.engines import replica
+from recipe.async_dapo.rollout import all_workers, parking
 from recipe.async_dapo.rollout import manager as manager_module
-from recipe.async_dapo.rollout import parking
 from recipe.async_dapo.training import engine_manager as engine_manager_module
 
 from .fake_handle import FakeHandle, RemoteCall
@@ -31,6 +32,8 @@ class SimulatedRay:
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         remote = self.remote
         monkeypatch.setattr(manager_module, "ray", remote)
+        for module in (all_workers, replica):
+            monkeypatch.setattr(module, "ray", remote)
         monkeypatch.setattr(parking, "ray", SimpleNamespace(put=StoredObject, get=self._stored, wait=self._arrived))
         monkeypatch.setattr(engine_manager_module, "ray", remote)
         monkeypatch.setattr(time, "monotonic", self._loop.time)

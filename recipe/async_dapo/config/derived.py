@@ -1,8 +1,11 @@
-"""What follows from verl's options: GPUs and engines, updates of a step."""
+"""What follows from verl's options, GPUs and engines, updates of a step; and which of them follow from the recipe's."""
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from .values import Placement
+from .values import ImportanceSampling, Placement
+
+# verl gives a vLLM server actor its engine's sequences and some calls more, but at least so many.
+_CONTROL_CALLS, _LEAST_SERVER_CALLS = 16, 1000
 
 
 def training_gpus(config: DictConfig) -> int:
@@ -34,9 +37,36 @@ def num_engines(config: DictConfig) -> int:
     return engine_gpus(config) // gpus_per_engine(config)
 
 
+def server_calls(max_num_seqs: int) -> int:
+    """Concurrent calls of a vLLM server actor [calls]; weight updates and the stop wait behind what is beyond."""
+    return max(_LEAST_SERVER_CALLS, max_num_seqs + _CONTROL_CALLS)
+
+
 def needs_bypass_loss(correction: DictConfig) -> bool:
     """Whether `algorithm.rollout_correction` asks, in bypass mode, for what only verl's own loss of that mode does."""
     return correction.rollout_rs is not None or correction.loss_type != "ppo_clip"
+
+
+def wire_importance_sampling(config: DictConfig, mode: ImportanceSampling) -> None:
+    """Set the several options of verl's that make `async_dapo.importance_sampling` act in its V1 trainer, in place.
+
+    bypass     old_log_probs = rollout_log_probs: PPO's ratio is pi_theta / mu (CoPRIS, arXiv:2511.05589, eq. 8).
+    decoupled  old_log_probs are those of the newest weights; the loss is weighted by the truncated pi_prox / mu.
+    mixture    the same; then the trainer puts weights with the mixture of a group's versions in their place.
+    none       old_log_probs are those of the newest weights, uncorrected.
+
+    In bypass mode verl reads rejection masks from the loss's own options, and only with its own loss: they are copied
+    there.
+    """
+    correction = config.algorithm.rollout_correction
+    correction.bypass_mode = mode is ImportanceSampling.BYPASS
+    if mode in (ImportanceSampling.DECOUPLED, ImportanceSampling.MIXTURE):
+        correction.rollout_is = correction.rollout_is or "token"
+    if correction.bypass_mode and needs_bypass_loss(correction):
+        policy_loss = config.actor_rollout_ref.actor.policy_loss
+        with open_dict(policy_loss):
+            policy_loss.loss_mode = "bypass_mode"
+            policy_loss.rollout_correction = OmegaConf.create(OmegaConf.to_container(correction))
 
 
 def updates_of(config: DictConfig) -> int:

@@ -1,25 +1,22 @@
-"""The recipe's options: Hydra node `async_dapo` -> frozen dataclasses, validated once.
+"""The recipe's options: Hydra node `async_dapo` -> frozen dataclasses, validated once (`reading.py`).
 
-Options that belong together are parts of `AsyncDAPOConfig`. An option's range is part of its type. What does not go
-together is a row of `TOGETHER`.
+Options that belong together are parts of `AsyncDAPOConfig`. An option's range is part of its type.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from ..core.balance import Balance
 from ..core.over_sampling import OverSampling, RoundSize
 from ..core.round import RoundSpec
 from ..core.staleness import StalenessLimit
 from ..core.stop_rules import StopRuleName
-from .extensions import check_in_copy, chosen, declared
+from .reading import read_options
 from .values import (
     Auto,
     CallsToTry,
-    ConfigError,
     Count,
     Drafts,
     ImportanceSampling,
@@ -28,21 +25,16 @@ from .values import (
     Placement,
     Positive,
     RolloutStrategy,
-    Rule,
     Seconds,
     SelectBy,
     Share,
     Shares,
     Sources,
-    check_rules,
     number,
-    parse_options,
 )
 
 S = TypeVar("S", bound=RoundSpec)
 
-# What an extension that calls the reward function in verl's stead says of it: `in_words`, `waits_in_line`.
-CALLED = "reward.custom_reward_function.reward_kwargs.isolated"
 REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
 
 CONFIG_FOLDER = Path(__file__).parent
@@ -58,7 +50,7 @@ class RewardConfig:
     on_error: OnRewardError
     # Further attempts after a call that raised, timed out or returned no finite number [count].
     max_retries: int = 1
-    # Calls wait for a place before they run, and what runs them keeps `timeout_s`: see `CALLED`.
+    # Calls wait for a place before they run, and what runs them keeps `timeout_s`: see `CALLED` of `reading.py`.
     waits_in_line: bool = False
 
     @property
@@ -105,30 +97,11 @@ class FilterConfig:
     metric: str | None
     max_num_gen_batches: int  # 0 = no limit
 
-
-# What does not go together, for the planner too. Facts are the options.
-# fmt: off
-TOGETHER = (
-    Rule("algorithm.filter_groups.metric", lambda it: it.filter.metric == "",
-         "name a metric of the reward function's result, such as acc, or set algorithm.filter_groups.enable=False"),
-    Rule("actor_rollout_ref.rollout.n", lambda it: it.filter.metric is not None and it.rollout_n == 1,
-         "a group of one never varies: the filter drops all; set n >= 2, or algorithm.filter_groups.enable=False"),
-    Rule("async_dapo.max_tokens_per_round",
-         lambda it: it.max_tokens_per_round is not None
-         and (it.rollout_strategy is not RolloutStrategy.PARTIAL or not it.keeps_tokens),
-         "async_dapo.rollout_strategy={it.rollout_strategy} with async_dapo.max_staleness={it.max_staleness} cannot "
-         "set a trajectory aside; choose partial with max_staleness=1 or more, or leave it null"),
-)
-# fmt: on
-
-# Fields of `AsyncDAPOConfig` that are numbers of verl's, each >= 1.
-OF_VERL = {
-    "target_valid_groups": "data.train_batch_size",  # B
-    "rollout_n": "actor_rollout_ref.rollout.n",
-    "num_workers": "actor_rollout_ref.rollout.agent.num_workers",
-    "max_prompt_length": "data.max_prompt_length",
-    "max_response_length": "data.max_response_length",
-}
+    @classmethod
+    def of(cls, config: DictConfig) -> "FilterConfig":
+        groups = config.algorithm.filter_groups
+        limit = number(config, "algorithm.filter_groups.max_num_gen_batches", int)
+        return cls(metric=groups.metric or "" if groups.enable else None, max_num_gen_batches=max(0, limit))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,26 +147,7 @@ class AsyncDAPOConfig:
         Raises:
             ConfigError: for an option that is missing, unknown or out of range.
         """
-        node = cast(dict[str, Any], OmegaConf.to_container(config.async_dapo, resolve=True))
-        for name in node.keys() & {*OF_VERL, "filter", "reward_function"}:
-            raise ConfigError(f"async_dapo.{name}", node[name], "no option of this recipe; set verl's")
-        if node.get("stop_rule") is None:
-            keeps_nothing = node.get("rollout_strategy") == RolloutStrategy.DISCARD or node.get("max_staleness") == 0
-            node["stop_rule"] = StopRuleName.FIFO if keeps_nothing else StopRuleName.FIRST_COMPLETED
-        if node.get("importance_sampling") is None:
-            bypasses = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
-            node["importance_sampling"] = ImportanceSampling.BYPASS if bypasses else ImportanceSampling.DECOUPLED
-        node |= {name: number(config, key, Count) for name, key in OF_VERL.items()}
-        groups = config.algorithm.filter_groups
-        limit = number(config, "algorithm.filter_groups.max_num_gen_batches", int)
-        node["filter"] = FilterConfig(
-            metric=groups.metric or "" if groups.enable else None, max_num_gen_batches=max(0, limit)
-        )
-        parsed = parse_options(cls, node | {"reward_function": _reward_function(config)}, "async_dapo.")
-        check_in_copy(config)
-        check_rules([*TOGETHER, *(row for one in declared().values() for row in one.together)], parsed, config)
-        reward = replace(parsed.reward, waits_in_line=bool(OmegaConf.select(config, f"{CALLED}.waits_in_line")))
-        return replace(parsed, reward=reward, extensions=tuple(chosen(config)))
+        return read_options(cls, config, filter=FilterConfig.of(config))
 
     @property
     def is_separate(self) -> bool:
@@ -265,33 +219,6 @@ class AsyncDAPOConfig:
         """`rollout_pool_size` where it is a number."""
         return self.rollout_pool_size if isinstance(self.rollout_pool_size, int) else None
 
-    @property
-    def first_context_tok(self) -> int:
-        """What a request is expected to take of the KV cache before any has been seen [tokens]."""
-        return max(1, self.max_prompt_length + self.max_response_length // 2)
-
-    def balance(self, *, most_per_server: int) -> Balance:
-        """What the load balancer decides by.
-
-        Args:
-            most_per_server: where `max_loads_per_server` does not say [requests].
-        """
-        return Balance(**self.load_balancer(most_per_server=most_per_server)["balance"])
-
-    def load_balancer(self, *, most_per_server: int) -> dict[str, Any]:
-        """The options of `GlobalLoadBalancer`, as they stand in the router yaml."""
-        return {
-            "balance": {
-                "max_per_server": self.max_loads_per_server or most_per_server,
-                "pool_size": self.fixed_pool_size,
-                "sizes_itself": self.rollout_pool_size is Auto.AUTO,
-                "first_context_tok": self.first_context_tok,
-                "gathers_groups": self.drafts is Drafts.SUFFIX,
-                "keeps_kv": self.host_kv_gib is not None,
-            },
-            "engine_timeout_s": self.engine_timeout_s,
-        }
-
     def over_sampling(self) -> OverSampling:
         """How many groups to hold, and to draw at a time."""
         batch_size = self.over_sampling_batch_size
@@ -333,11 +260,3 @@ class AsyncDAPOConfig:
             expected_share=over_sampling.expected_share,
             **of_round,
         )
-
-
-def _reward_function(config: DictConfig) -> str:
-    """The user's function, also where an extension has put its own in that place."""
-    custom = "reward.custom_reward_function"
-    path, name = (OmegaConf.select(config, f"{custom}.{part}") for part in ("path", "name"))
-    own = "default_compute_score of pkg://verl.utils.reward_score" if path is None else f"{name} of {path}"
-    return OmegaConf.select(config, f"{CALLED}.in_words") or own

@@ -15,14 +15,14 @@ beyond that would become too stale, however soon it ended.
 With quotas a batch is made of parts, and the rule is met when it is for each part (`mix.py`).
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar
 
+from .failures import EndedGroups
 from .mix import ALL, Quota, RoundPart
-from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
+from .outcome import JUDGED, GroupOutcome, Verdict
 from .over_sampling import AvailableGroups
 from .round_groups import WAITING, GroupState, RoundGroups, Startable, WaitingGroup
 from .stop_rules import StopRule, StopRuleName, rule_of
@@ -232,18 +232,7 @@ class Round:
 
     def count_ended(self, part: str = ALL) -> EndedGroups:
         """How groups have ended so far, of all parts or of one."""
-        outcomes = [outcome for own, outcome in self._ended if part in (ALL, own)]
-        verdicts = Counter(outcome.verdict for outcome in outcomes)
-        failed = [outcome for outcome in outcomes if outcome.verdict is Verdict.FAILED]
-        return EndedGroups(
-            valid=verdicts[Verdict.VALID],
-            filtered=verdicts[Verdict.FILTERED],
-            set_aside=verdicts[Verdict.SET_ASIDE],
-            failed=Counter(outcome.reason for outcome in failed),
-            causes=CauseCounts().count(failed),
-            scored_trajectories=sum(outcome.scored for outcome in outcomes),
-            failed_trajectories=sum(outcome.failed for outcome in outcomes),
-        )
+        return EndedGroups.of([outcome for own, outcome in self._ended if part in (ALL, own)])
 
     def close(self) -> RoundSummary:
         """End the round: what still waits or runs is given back."""

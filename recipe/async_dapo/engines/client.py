@@ -8,11 +8,10 @@ a request is never continued.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
@@ -20,14 +19,13 @@ from verl.workers.rollout.replica import TokenOutput
 from ..calls import call_id
 from ..config.values import ConfigError
 from ..core.journal import name_of
-from ..core.trajectory import BrokenRecord, Trajectory, Turn
+from ..core.trajectory import Trajectory, Turn
 from ..record.plain_values import AGENT_LOOP
 from ..recording import TrajectoryInterrupted, TrajectoryRecorder, current_recorder, cut
 from .engine_requests import EngineRequests
 from .protocol import FOUND
-from .routes import array_of
-
-Decode = Callable[[Sequence[int]], str]
+from .routes import routes_of_turn
+from .stop_strings import end_of_stop
 
 _OFF: tuple[Any, ...] = (None, 0, 0.0, [], {}, "")
 _OVER_THE_RESPONSE = (
@@ -40,22 +38,8 @@ _OVER_THE_RESPONSE = (
     "repetition_detection",
     "extra_args",
 )
-_MARGIN_TOK = 8  # before the seam, for text that starts in mid-token
 _LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 _SERVER_OPTIONS = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "priority")
-
-
-def _routes_of(turn: Turn) -> np.ndarray | None:
-    """Of a whole turn, [tokens, layers, top-k] as verl's loops pass them on: all of its context but the last token.
-
-    Raises:
-        BrokenRecord: if they are those of another number of tokens.
-    """
-    if turn.routes is None:
-        return None
-    if turn.routes.rows != (wanted := turn.prompt_len_tok + turn.generated_tok - 1):
-        raise BrokenRecord(f"a turn has the routes of {turn.routes.rows} tokens, not of {wanted}")
-    return array_of(turn.routes)
 
 
 def not_continued(params: dict[str, Any]) -> list[str]:
@@ -71,25 +55,6 @@ def continued(params: dict[str, Any], generated_tok: int, limit_tok: int) -> dic
     if params.get("seed") is not None:
         moved["seed"] = params["seed"] + generated_tok
     return params | moved
-
-
-def end_of_stop(tokens: Sequence[int], seam_tok: int, params: dict[str, Any], decode: Decode) -> int | None:
-    """How many tokens there are up to the end of a stop string that began before the seam; None without one."""
-    stop = params.get("stop") or []
-    strings = [stop] if isinstance(stop, str) else list(stop)
-    if not strings or seam_tok == 0:
-        return None
-    longest = max(map(len, strings))
-    start = max(0, seam_tok - longest - _MARGIN_TOK)
-    before = decode(tokens[start:seam_tok])
-    for end in range(seam_tok + 1, len(tokens) + 1):
-        text = decode(tokens[start:end])
-        spanning = text[max(0, len(before) - longest + 1) : len(before) + longest - 1]
-        if end > (params.get("min_tokens") or 0) and any(string in spanning for string in strings):
-            return end
-        if len(text) >= len(before) + longest - 1:
-            return None
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +167,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
         return TokenOutput(
             token_ids=turn.raw_response_ids,
             log_probs=turn.rollout_log_probs if sampling_params.get("logprobs") else None,
-            routed_experts=_routes_of(turn),
+            routed_experts=None if turn.routes is None else routes_of_turn(turn, turn.routes),
             stop_reason="completed",
             num_preempted=counts.pop("num_preempted", None),
             extra_fields={

@@ -13,7 +13,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.workers.rollout.replica import TokenOutput
 
-from ..core.balance import Requested, Returned
+from ..core.leases import Requested, Returned
 from ..core.trajectory import Timed, Turn
 from ..recording import append_tokens
 from ..runtime.actor_watch import ActorDied

@@ -7,14 +7,13 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray.actor import ActorHandle
 
-from ..core.balance import Balance, Requested, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
-from ..core.leases import MAX_PENDING_CALLS, Grant
+from ..core.leases import MAX_PENDING_CALLS, Balance, Grant, Requested, Returned
 from ..core.summed import Summed
 from ..runtime.aio import await_all
 from .lives import EngineLives
@@ -27,7 +26,13 @@ class LoadBalancerStats(Summed):
     """What the load balancer has counted since the servers were opened, or since it was asked last; `servers` and
     `lost_servers` since the start."""
 
-    LATEST = ("servers", "lost_servers", "concurrency", "concurrency_reason", "concurrency_state", "versions_behind")
+    LATEST: ClassVar[tuple[str, ...]] = (
+        "servers",
+        "lost_servers",
+        "concurrency",
+        "concurrency_reason",
+        "concurrency_state",
+    )
     LARGEST = ("inflight_max",)
 
     servers: int
@@ -39,10 +44,6 @@ class LoadBalancerStats(Summed):
     concurrency: dict[str, float]  # see `Balance.figures`
     concurrency_reason: str
     concurrency_state: ConcurrencyState  # for the checkpoint
-    # Where engines have GPUs of their own: the oldest weights of an engine, behind the trainer's; and how long each
-    # engine that got new ones took no requests [s].
-    versions_behind: int | None = None
-    updates_s: tuple[float, ...] = ()
 
 
 class _InflightMeter:

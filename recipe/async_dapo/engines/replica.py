@@ -2,19 +2,23 @@
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayActorError
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
-from ..core.leases import server_calls
+from ..config.derived import server_calls
 from ..runtime.logs import log_phase
 from .processes import EngineProcesses
 from .server_actor import WATCH, ServerActor
+
+logger = logging.getLogger(__name__)
 
 FIRST_SLEEP_TIMES = 5  # as patient: host memory for all weights is pinned then, where they are kept (LoRA)
 _WATCHING_CALLS = 10_000  # at once: the load balancer's, and one of each of its workers that serves the engine
@@ -62,6 +66,33 @@ class AsyncDAPOReplica(vLLMReplica):
     def workers_beside(self) -> list[ActorHandle]:
         """For each server, a training worker on its node."""
         return self.workers[:: self.gpus_per_replica_node]
+
+
+def end_engine(replica: AsyncDAPOReplica, *, timeout_s: float) -> list[str]:
+    """End an engine that is lost, with all of its processes. Returns the exceptions that its servers died of.
+
+    Args:
+        timeout_s: `async_dapo.engine_timeout_s`; half of it is for a worker beside the engine that is busy.
+
+    Raises:
+        TimeoutError: when that has taken longer.
+    """
+    for server in replica.servers:
+        ray.kill(server)
+    endings = [
+        worker.__ray_call__.remote(lambda _, processes=processes: processes.end(timeout_s=timeout_s / 2))
+        for worker, processes in zip(replica.workers_beside(), replica.processes, strict=True)
+    ]
+    try:
+        return [exception for exception in ray.get(endings, timeout=timeout_s) if exception]
+    except RayActorError:
+        logger.warning("%s: a worker beside it is gone as well, with its node or before", replica)
+        return []
+    except GetTimeoutError:
+        raise TimeoutError(
+            f"what is left of {replica} has not been ended within async_dapo.engine_timeout_s={timeout_s}: "
+            "the training workers beside it do not answer"
+        ) from None
 
 
 def register_replica(cls: type[AsyncDAPOReplica], *, engine_timeout_s: float, engines: int) -> None:

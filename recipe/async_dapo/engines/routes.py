@@ -84,3 +84,14 @@ def array_of(routes: Routes) -> np.ndarray:
     """[tokens, layers, top-k]"""
     numbers = np.frombuffer(b"".join(routes.blocks), f"u{routes.itemsize}")
     return numbers.reshape(-1, routes.layers, routes.top_k)
+
+
+def routes_of_turn(turn: Turn, routes: Routes) -> np.ndarray:
+    """Of a whole turn, [tokens, layers, top-k] as verl's loops pass them on: all of its context but the last token.
+
+    Raises:
+        BrokenRecord: if they are those of another number of tokens.
+    """
+    if routes.rows != (wanted := turn.prompt_len_tok + turn.generated_tok - 1):
+        raise BrokenRecord(f"a turn has the routes of {routes.rows} tokens, not of {wanted}")
+    return array_of(routes)

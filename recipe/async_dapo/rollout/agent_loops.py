@@ -6,12 +6,8 @@ A copy without it refuses such a loop: after a stop it would run again without i
 """
 
 import functools
-import importlib
-import logging
 import platform
-import threading
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import Any
 
 import hydra
@@ -28,9 +24,6 @@ from ..recording import TrajectoryRecorder, current_recorder
 from ..runtime.aio import LimitReached, within
 from ..runtime.containment import contained, value_of
 
-logger = logging.getLogger(__name__)
-
-OTHERS_LIMIT_S = 30.0  # that a start waits for the imports of agent loops which the run may not use
 STATE_IS_LOST = f"its loops keep a state over the stop: {not_in_copy(AGENTS, 'choose another class')}"
 
 
@@ -85,32 +78,6 @@ class AgentLoopFactory:
                 return functools.partial(hydra.utils.get_object(config["_target_"]), **arguments)
         except Exception as error:
             raise _cannot_be_made(name, error) from error
-
-
-def import_loops(default: str) -> None:
-    """Import the modules of the agent loops that users have registered, which would hold up the first trajectories. A
-    file may name loops that the run does not use: so what cannot be imported is told where the loop is made, and not
-    here, and the start waits for `OTHERS_LIMIT_S` at most, but for the default loop.
-    """
-    modules = {name: entry["_target_"].rpartition(".")[0] for name, entry in _agent_loop_registry.items()}
-    _import_quietly(modules.pop(default, __package__))
-    left = [*modules.values()]
-
-    def import_others() -> None:
-        while left:
-            _import_quietly(left[0])
-            del left[0]
-
-    others = threading.Thread(target=import_others, daemon=True)
-    others.start()
-    others.join(OTHERS_LIMIT_S)
-    for module in left[:1]:
-        logger.warning("an agent loop's module %s is not imported after %g s; the run goes on", module, OTHERS_LIMIT_S)
-
-
-def _import_quietly(module: str) -> None:
-    with suppress(Exception), contained():
-        importlib.import_module(module)  # Hydra's `get_object` would log an error
 
 
 async def run_loop(agent_loop: AgentLoopBase, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:

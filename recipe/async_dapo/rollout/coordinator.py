@@ -22,9 +22,10 @@ import ray
 from ray.actor import ActorHandle
 
 from ..core.call_figures import CountSamples
+from ..core.failures import EndedGroups
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.mix import ALL
-from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
+from ..core.outcome import GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AvailableGroups
 from ..core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ..core.round_groups import WaitingGroup

@@ -32,6 +32,7 @@ from ..engines.load_balancer import LoadBalancerStats
 from ..record.plain_values import DATA_SET, to_plain
 from ..runtime.containment import contain_tasks
 from ..store import FIELDS
+from .all_workers import RolloutError, connected, still_running
 from .codec import codec
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .group_rollout import WorkerReport
@@ -39,10 +40,6 @@ from .parking import park_interrupted, ticket_of
 from .worker import AsyncDAPOAgentLoopWorker
 
 logger = logging.getLogger(__name__)
-
-PLACES_TIMEOUT_S = 10.0  # for a worker to say where its trajectories are, before the run ends
-CONNECT_TIMEOUT_S = 600.0  # for a worker to import all it needs, on a busy node
-
 
 # Arguments of agent loops and reward managers beside a prompt's columns.
 _ARGUMENTS = "self make agent_loop sampling_params priority prompt_len response_len tool_extra_fields __num_turns__"
@@ -103,10 +100,6 @@ class RoundRecord(Summed):
     balancer: LoadBalancerStats
 
 
-class RolloutError(RuntimeError):
-    """A round cannot go on: a part of the system died, or a time limit was passed."""
-
-
 class AsyncDAPOAgentLoopManager(AgentLoopManager):
     """Splits batches by prompt group over `num_workers` workers; the n trajectories of a group stay together.
 
@@ -136,20 +129,8 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._balancer = llm_client._load_balancer
         self._coordinator = self._coordinator_actor.remote(self._balancer, self._options.stop_timeout_s)
         self._reward_workers = reward_workers
-        workers = list(enumerate(self.agent_loop_workers))
-        # Ray runs calls of such an actor in any order: a worker is connected when it has been attached.
-        attached = [worker.attach.remote(self._coordinator, index, worker) for index, worker in workers]
-        connecting = [*attached]
-        connecting += [worker.connect.remote(llm_client, reward_workers, attached[index]) for index, worker in workers]
-        called = [self._coordinator, self._balancer, *reward_workers]
-        connecting += [_call_each(worker, called) for _, worker in workers]
-        from_coordinator = _call_each(self._coordinator, [self._balancer])
-        containing = [actor.__ray_call__.remote(contain_tasks) for actor in self.named_actors.values()]
-        _, late = ray.wait(connecting, num_returns=len(connecting), timeout=CONNECT_TIMEOUT_S)
-        if late:
-            silent = sorted({connecting.index(call) % len(workers) for call in late})
-            raise RolloutError(f"agent loop workers {silent} have not started within {CONNECT_TIMEOUT_S:.0f} s")
-        self._get([*connecting, from_coordinator, *containing])
+        self._get(connected(self.agent_loop_workers, self._coordinator, llm_client, reward_workers))
+        self._get([actor.__ray_call__.remote(contain_tasks) for actor in self.named_actors.values()])
 
     @property
     def named_workers(self) -> dict[str, ActorHandle]:
@@ -207,7 +188,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 raise RolloutError(
                     f"round {self._round_id} has not stopped within async_dapo.round_timeout_s="
                     f"{self._options.round_timeout_s}: {self._get(self._balancer.get_status.remote())}; "
-                    f"{self._still_running()}"
+                    f"{still_running(self.agent_loop_workers)}"
                 )
             if ready[0] is event or ready[0] == event:
                 return self._get(event)
@@ -230,7 +211,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             if not isinstance(error.__cause__, TimeoutError):
                 raise
             remedy = "an agent loop must end when it is cancelled, so let it raise asyncio.CancelledError on"
-            raise RolloutError(f"{error}: {self._still_running()}; {remedy}") from error
+            raise RolloutError(f"{error}: {still_running(self.agent_loop_workers)}; {remedy}") from error
         self._worker_refs = []
         workers = sum(reports, WorkerReport())
         summary: RoundSummary = self.ask("close_round")
@@ -275,20 +256,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             [make_group(row, n=n, step=step) for row in rows],
         )
 
-    def _still_running(self) -> str:
-        """Which workers have trajectories that have not ended, and where one of each waits."""
-        found = []
-        for index, worker in enumerate(self.agent_loop_workers):
-            name = f"agent loop worker {index}"
-            try:
-                places = ray.get(worker.running_places.remote(), timeout=PLACES_TIMEOUT_S)
-            except RayError:
-                found.append(f"{name} does not say where its trajectories are: something blocks its event loop")
-                continue
-            if places:
-                found.append(f"{name} has {len(places)} trajectories that have not ended, one for {places[0]}")
-        return "; ".join(found) or "no worker has a trajectory that has not ended"
-
     def _get(self, refs: Any) -> Any:
         try:
             return ray.get(refs, timeout=self._options.stop_timeout_s)
@@ -301,15 +268,3 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
                 raise error.cause from None
             raise RolloutError(f"round {self._round_id}: {error}") from error
-
-
-def _call_each(actor: ActorHandle, others: Sequence[ActorHandle]) -> ObjectRef:
-    """Have an actor call others, without waiting for their answers, so that it is connected with them. While a network
-    is cut for a moment, a call on a connection that is there waits; one that needs a new connection fails at once.
-    """
-
-    def call(_: Any) -> None:
-        for other in others:
-            other.__ray_ready__.remote()
-
-    return actor.__ray_call__.remote(call)

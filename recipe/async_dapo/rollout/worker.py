@@ -27,9 +27,10 @@ from ..runtime.aio import Gathered
 from ..runtime.logs import show_logs
 from ..runtime.shipping import shipping
 from ..runtime.verl_version import check_versions
-from .agent_loops import AgentLoopFactory, Calls, Loops, import_loops
+from .agent_loops import AgentLoopFactory, Calls, Loops
 from .codec import check_shown, codec
 from .group_rollout import GroupRollout, WorkerReport, leaves
+from .import_loops import import_loops
 from .parking import park_all, unpark
 from .reward import RewardScorer, ScoringWorker
 

@@ -8,11 +8,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
-from ..config.derived import engine_gpus, gpus_per_engine, training_gpus
+from ..config.derived import engine_gpus, gpus_per_engine, server_calls, training_gpus
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ImportanceSampling, copied
 from ..config.verl_keys import ACTOR, FSDP_NODES, MODEL, MODELS
-from ..core.leases import server_calls
 from .verl_options import MEGATRON_SIZES, TRAINING_ENGINES, VEOMNI_SIZE
 
 _NODES = {

@@ -1,6 +1,5 @@
 """What the trainer asks of all engines. One that is lost is left out for good, and every call ends."""
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -9,16 +8,14 @@ from typing import Any
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayError
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from ..config.options import AsyncDAPOConfig
 from ..engines.engine_requests import EnginesUnavailable
-from ..engines.replica import AsyncDAPOReplica
-from ..rollout.manager import RolloutError
-
-logger = logging.getLogger(__name__)
+from ..engines.replica import AsyncDAPOReplica, end_engine
+from ..rollout.all_workers import RolloutError
 
 QUICK_ANSWER_S = 10.0  # for the load balancer to answer, when a round has failed
 
@@ -110,23 +107,8 @@ class EngineManager(CheckpointEngineManager):
     def _remove(self, replica: AsyncDAPOReplica) -> None:
         """Take an engine out for good, with all of its processes: they would keep memory that training needs."""
         self.replicas.remove(replica)
-        for server in replica.servers:
-            ray.kill(server)
-        limit_s = self._options.engine_timeout_s / 2  # the other half is for a worker that is busy
-        endings = [
-            worker.__ray_call__.remote(lambda _, processes=processes: processes.end(timeout_s=limit_s))
-            for worker, processes in zip(replica.workers_beside(), replica.processes, strict=True)
-        ]
-        try:
-            for exception in filter(None, ray.get(endings, timeout=self._options.engine_timeout_s)):
-                self._ask(self._balancer.explain_loss.remote(replica.server_address, f"died: {exception}"))
-        except RayActorError:
-            logger.warning("%s: a worker beside it is gone as well, with its node or before", replica)
-        except GetTimeoutError:
-            raise TimeoutError(
-                f"what is left of {replica} has not been ended within async_dapo.engine_timeout_s="
-                f"{self._options.engine_timeout_s}: the training workers beside it do not answer"
-            ) from None
+        for exception in end_engine(replica, timeout_s=self._options.engine_timeout_s):
+            self._ask(self._balancer.explain_loss.remote(replica.server_address, f"died: {exception}"))
 
     def _ask(self, answer: ObjectRef, timeout_s: float | None = None) -> Any:
         limit_s = self._options.stop_timeout_s if timeout_s is None else timeout_s

@@ -1,4 +1,4 @@
-"""Importance sampling over several policy versions: verl's options for it, and statistics of the ratios.
+"""Importance sampling over several policy versions: statistics of the ratios.
 
 Ratios, truncation, rejection masks and pooled off-policy metrics are verl's (`rollout_corr_helper`). Float64 inside, in
 log space as long as possible.
@@ -8,11 +8,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor
 
-from ..config.derived import needs_bypass_loss
-from ..config.values import ImportanceSampling
 from .metrics import PREFIX
 
 MAX_LOG = 600.0  # exp() saturates at e^600 = 4e260, so that sums over any batch stay finite in float64
@@ -97,25 +94,3 @@ def importance_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     values |= {f"overall/{name}": value for name, value in overall.items()}
     values |= {f"staleness_0/{name}": newest[name] for name in ("ratio_max", "k3_kl") if newest}
     return {f"{PREFIX}importance/{name}": float(value) for name, value in values.items()}
-
-
-def wire_importance_sampling(config: DictConfig, mode: ImportanceSampling) -> None:
-    """Set the several options of verl's that make `async_dapo.importance_sampling` act in its V1 trainer, in place.
-
-    bypass     old_log_probs = rollout_log_probs: PPO's ratio is pi_theta / mu (CoPRIS, arXiv:2511.05589, eq. 8).
-    decoupled  old_log_probs are those of the newest weights; the loss is weighted by the truncated pi_prox / mu.
-    mixture    the same; then the trainer puts weights with the mixture of a group's versions in their place.
-    none       old_log_probs are those of the newest weights, uncorrected.
-
-    In bypass mode verl reads rejection masks from the loss's own options, and only with its own loss: they are copied
-    there.
-    """
-    correction = config.algorithm.rollout_correction
-    correction.bypass_mode = mode is ImportanceSampling.BYPASS
-    if mode in (ImportanceSampling.DECOUPLED, ImportanceSampling.MIXTURE):
-        correction.rollout_is = correction.rollout_is or "token"
-    if correction.bypass_mode and needs_bypass_loss(correction):
-        policy_loss = config.actor_rollout_ref.actor.policy_loss
-        with open_dict(policy_loss):
-            policy_loss.loss_mode = "bypass_mode"
-            policy_loss.rollout_correction = OmegaConf.create(OmegaConf.to_container(correction))

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
-from statistics import fmean
 from typing import Any
 
 from ..core.concurrency import EngineLoad
@@ -80,18 +79,13 @@ def _calls(counts: RoundCounts) -> dict[str, float]:
 def _load(record: RoundRecord) -> dict[str, float]:
     balancer = record.balancer
     most_s = balancer.inflight_max * record.rollout_s
-    values: dict[str, float] = {
+    return {
         "load_balancer/requests": balancer.acquired,
         "load_balancer/servers": balancer.servers,
         "load_balancer/lost_servers": balancer.lost_servers,
         "load_balancer/inflight/max": balancer.inflight_max,
         "load_balancer/idle_ratio": _ratio(max(0.0, most_s - balancer.busy_s), most_s),
     }
-    if balancer.versions_behind is not None:
-        values["load_balancer/versions_behind"] = balancer.versions_behind
-    if balancer.updates_s:
-        values["load_balancer/update_s"] = fmean(balancer.updates_s)
-    return values
 
 
 def _concurrency(loads: Collection[EngineLoad]) -> dict[str, float]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
 
     from .engine_manager import EngineManager
-    from .trainer import AsyncDAPOTrainer
+    from .run_trainer import RunTrainer
 
 
 class Observer(PoolWatch):
@@ -24,7 +24,7 @@ class Observer(PoolWatch):
     def engines_started(self, engines: "EngineManager") -> None:
         """The engines are up, and have none of the trainer's weights yet."""
 
-    def training_begins(self, trainer: "AsyncDAPOTrainer") -> None:
+    def training_begins(self, trainer: "RunTrainer") -> None:
         """Training begins, or goes on from a checkpoint: before verl makes its loggers."""
 
     def loggers_made(self, loggers: dict[str, Any]) -> None:

@@ -12,10 +12,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
-from ..config.derived import num_engines
+from ..config.derived import num_engines, server_calls, wire_importance_sampling
 from ..config.extensions import chosen, declared, load
 from ..config.options import AsyncDAPOConfig
-from ..core.leases import server_calls
+from ..config.router import router_options
 from ..data_plane import end_queue, queue_watched
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import AsyncDAPOReplica, register_replica
@@ -24,7 +24,6 @@ from ..runtime.actor_watch import watched
 from ..runtime.logs import log_phase, show_logs
 from ..runtime.shipping import shipping
 from ..weights.stream import CUSTOM_OPTIONS, sockets_folder
-from .importance_sampling import wire_importance_sampling
 from .trainer import AsyncDAPOTrainer
 
 MOST_THREADS = 16  # memory is the limit beyond that
@@ -35,7 +34,7 @@ class Parts:
     """What a run is built of.
 
     Attributes:
-        balancer_options: beside `AsyncDAPOConfig.load_balancer`.
+        balancer_options: beside `router_options`.
     """
 
     trainer: type[AsyncDAPOTrainer] = AsyncDAPOTrainer
@@ -145,7 +144,7 @@ def _write_router_config(options: AsyncDAPOConfig, parts: Parts, *, most_per_ser
     path = Path(tempfile.mkdtemp(prefix="async_dapo_", dir=session)) / "router.yaml"
     router = {
         "router_class": f"{parts.balancer.__module__}.{parts.balancer.__name__}Actor",
-        **options.load_balancer(most_per_server=most_per_server),
+        **router_options(options, most_per_server=most_per_server),
         **parts.balancer_options(options),
     }
     OmegaConf.save(router, path)

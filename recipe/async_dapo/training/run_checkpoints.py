@@ -150,7 +150,12 @@ def give_up_unfit(replay_buffer: RoundReplayBuffer, longest_tok: int) -> None:
             metric is None or metric in output.rest.extra_fields["reward_extra_info"] for output in outputs
         )
 
-    unfit = store.groups_with(is_unfit, pool.carried_uids, partition_id=store.TRAIN)
+    batch = store.batch_of(pool.carried_uids, partition_id=store.TRAIN)
+    outputs_of: dict[tuple[str, str], list[store.TrajectoryTag]] = {}  # by group and trajectory
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        uid, session, _ = key.split("_")
+        outputs_of.setdefault((uid, session), []).append(tag)
+    unfit = {uid for (uid, _), outputs in outputs_of.items() if is_unfit(outputs)}
     if options.draws_again:
         unfit.update(pool.carried_uids)
     unfit.update(group.uid for group in pool.buffered if not fits(group))

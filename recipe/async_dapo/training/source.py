@@ -1,10 +1,8 @@
-"""Where prompts come from: data sets, verl's data loader, or an extension that draws from it (`Declared.source`)."""
+"""Where prompts come from: verl's data loader, or an extension that draws from it (`Declared.source`)."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchdata.stateful_dataloader.stateful import Stateful
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from ..config.values import ConfigError
@@ -16,7 +14,7 @@ from ..rollout.manager import make_group, prompt_rows
 from .observer import Observer
 
 if TYPE_CHECKING:
-    from .trainer import AsyncDAPOTrainer
+    from .run_trainer import RunTrainer
 
 
 class Source(Observer):
@@ -30,7 +28,7 @@ class Source(Observer):
         """Which valid groups make up a batch: any."""
         return Mix(over_sampling)
 
-    def begin(self, trainer: "AsyncDAPOTrainer") -> None:
+    def begin(self, trainer: "RunTrainer") -> None:
         """The trainer has loaded its data.
 
         Raises:
@@ -76,56 +74,3 @@ def next_groups(trainer: PPOTrainer, count: int) -> list[PromptGroup]:
             f"data, or {ANEW}",
         ) from None
     return fresh_groups(trainer, rows)
-
-
-class UsersData:
-    """A data set, as verl's data loaders have it. Where reading a row raises `StopIteration`, a loader would take that
-    for its end, and what comes after would never be trained, nor validated.
-    """
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, row: Any) -> Any:
-        return _read(self._data.__getitem__, row)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_data":  # of one that is just being unpickled
-            raise AttributeError(name)
-        own = getattr(self._data, name)
-        return partial(_read, own) if name == "__getitems__" else own
-
-
-def _read(rows_of: Callable[[Any], Any], rows: Any) -> Any:
-    try:
-        return rows_of(rows)
-    except StopIteration as error:
-        raise RuntimeError(f"the data set has raised {error!r} when row {rows} was read") from error
-
-
-class UsersDataWithState(UsersData):
-    """One whose state verl's data loaders put into a checkpoint: from Python 3.12 on they look for it in the class."""
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._data.state_dict()
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._data.load_state_dict(state)
-
-
-class DataOfUsers:
-    """An attribute that keeps a data set as `UsersData`."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, one: Any, owner: type) -> UsersData:
-        return one.__dict__[self._name]
-
-    def __set__(self, one: Any, data: Any) -> None:
-        kind = UsersDataWithState if isinstance(data, Stateful) else UsersData
-        one.__dict__[self._name] = kind(data)

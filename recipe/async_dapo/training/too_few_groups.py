@@ -1,9 +1,44 @@
 """Why a step cannot have enough valid groups: errors that name the cause and the remedy."""
 
+from collections.abc import Iterable
+from fractions import Fraction
+
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
+from ..core.failures import EndedGroups
 from ..core.mix import ALL
-from ..core.outcome import EndedGroups
+from ..rollout.manager import AsyncDAPOAgentLoopManager
+from .observer import Observer
+
+
+def check_part(
+    part: str,
+    batches: Fraction | int,
+    manager: AsyncDAPOAgentLoopManager,
+    options: AsyncDAPOConfig,
+    observers: Iterable[Observer],
+) -> None:
+    """See that more prompts may be drawn of a part of the mix.
+
+    Args:
+        batches: that have been drawn of it in this step [batches of prompts].
+        manager: of the open round.
+
+    Raises:
+        ConfigError: where no more may be drawn of it in this step.
+        RuntimeError: where hardly a group of it can be complete, whatever others do.
+    """
+    ended: EndedGroups = manager.ask("count_ended", part)
+    if ended.is_hopeless(options.target_valid_groups):
+        raise too_many_failures(ended, options)
+    if ended.are_hardly_any(options.target_valid_groups):
+        raise too_many_set_aside(ended, options)
+    limit = options.filter.max_num_gen_batches
+    if limit and batches >= limit:
+        of_all: EndedGroups = manager.ask("count_ended")
+        share = of_all.valid / max(1, of_all.num_scored)
+        why = next(filter(None, (one.why_few_valid(share) for one in observers)), None)
+        raise too_many_batches(ended, options, why, part)
 
 
 def too_many_failures(ended: EndedGroups, options: AsyncDAPOConfig) -> RuntimeError:

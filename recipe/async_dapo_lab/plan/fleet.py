@@ -9,10 +9,11 @@ from itertools import count
 from math import inf
 from typing import Any
 
+from ...async_dapo.config.derived import server_calls
 from ...async_dapo.config.options import AsyncDAPOConfig
-from ...async_dapo.core.balance import Returned
+from ...async_dapo.config.router import balance_of
 from ...async_dapo.core.concurrency import EngineLoad
-from ...async_dapo.core.leases import Grant, server_calls
+from ...async_dapo.core.leases import Grant, Returned
 from .engine import Engine, EngineCounters, Request
 from .scenario import Scenario
 
@@ -59,7 +60,7 @@ class Fleet:
     def __init__(self, scenario: Scenario, options: AsyncDAPOConfig) -> None:
         cost = scenario.step_cost(drafts=options.drafts is not None, host_kv=options.host_kv_gib is not None)
         most = scenario.max_num_seqs
-        balance = options.balance(most_per_server=server_calls(most) - 1)
+        balance = balance_of(options, most_per_server=server_calls(most) - 1)
         self.engines = {f"server-{i}": Engine(cost, max_num_seqs=most) for i in range(scenario.num_servers)}
         self.balance, self.leases = balance, balance.leases
         self.leases.add_servers(self.engines)

@@ -4,7 +4,7 @@ prompts are rendered as agent loops do it. `datasets` keeps what it has read, so
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ COLUMNS = (
     "verl reads four columns: prompt=[{{'role': 'user', 'content': TEXT}}] (data.prompt_key={}), data_source=TEXT, "
     "reward_model={{'ground_truth': ANSWER}}, extra_info; docs/your_own.md makes them"
 )
+UNSEEN = "training sees no videos and no audio; leave them out"
 _TWO_PROMPTS = ("12", "345")  # which any template has to tell apart
 # verl's per-prompt overrides, and what verl and this recipe note of each prompt.
 UNSUPPORTED_COLUMNS = ("__rollout_n__", "__do_sample__", "uid", "validate", "global_steps")
@@ -309,11 +310,19 @@ def _longest(table: Any, prompt_key: str) -> set[int]:
     return set(np.concatenate(lengths).argsort()[-_LONGEST:].tolist()) if lengths else set()
 
 
+def _why_unseen(kinds: Collection[str]) -> str:
+    """What to do about items that this copy's codec does not serve."""
+    from ...rollout.codec import codec
+    from ...rollout.prompt_checks import ABSENT
+
+    return ABSENT if "image" in kinds and "image" not in codec().kinds else UNSEEN
+
+
 def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts: Prompts) -> None:
     """A row as verl's data set gives it holds text, what else this copy can show to the model, what verl's reward
     managers read, and no name that is taken.
     """
-    from ...rollout.codec import codec, items_of, why_unseen
+    from ...rollout.codec import codec, items_of
     from ...rollout.manager import TAKEN_NAMES, make_group
 
     data, loop = config.data, row.get(AGENT_COLUMN, PLAIN_LOOP)
@@ -326,7 +335,7 @@ def _check_row(config: DictConfig, sample: _Sample, row: dict[str, Any], prompts
     if media or not all(
         isinstance(one, dict) and isinstance(one.get("content", ...), str | list | None) for one in messages
     ):
-        raise refused(config, sample.blamed, f"has {media or 'content that is not text'}: {why_unseen(media)}")
+        raise refused(config, sample.blamed, f"has {media or 'content that is not text'}: {_why_unseen(media)}")
     if not len(messages) or not (_is_scorable(config, row) or _scores_itself(config, row, prompts)):
         what = ", ".join(f"{name}={row.get(name)!r:.80}" for name in ("raw_prompt", SOURCE, ANSWER))
         remedy = "verl reads a list of messages, a text, and {'ground_truth': ...}; prepare the data as verl wants it"

@@ -11,7 +11,7 @@ from ...training.observer import Observer
 
 if TYPE_CHECKING:  # which makes this
     from ...training.replay_buffer import RoundReplayBuffer
-    from ...training.trainer import AsyncDAPOTrainer
+    from ...training.run_trainer import RunTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class ConcurrencyLog(Observer):
     def __init__(self, options: AsyncDAPOConfig) -> None:
         self._options = options
 
-    def training_begins(self, trainer: "AsyncDAPOTrainer") -> None:
+    def training_begins(self, trainer: "RunTrainer") -> None:
         self._buffer = trainer.replay_buffer
 
     def batch_made(self, step: int, record: RoundRecord, batch: KVBatchMeta) -> None:

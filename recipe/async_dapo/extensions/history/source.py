@@ -28,7 +28,7 @@ from ...training.source import Source
 from .prompt_history import PassCount, PromptHistory
 
 if TYPE_CHECKING:
-    from ...training.trainer import AsyncDAPOTrainer
+    from ...training.run_trainer import RunTrainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class HistorySource(Source):
     def mix(self, over_sampling: OverSampling) -> Mix:
         return self._source.mix(over_sampling)
 
-    def begin(self, trainer: "AsyncDAPOTrainer") -> None:
+    def begin(self, trainer: "RunTrainer") -> None:
         self._source.begin(trainer)
 
     @property

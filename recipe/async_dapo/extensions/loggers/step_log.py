@@ -12,7 +12,7 @@ from ...training.observer import Observer
 from .step_line import Pace, step_line
 
 if TYPE_CHECKING:  # which makes the observer
-    from ...training.trainer import AsyncDAPOTrainer
+    from ...training.run_trainer import RunTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class StepLog(Observer):
     def __init__(self, options: AsyncDAPOConfig) -> None:
         pass
 
-    def training_begins(self, trainer: "AsyncDAPOTrainer") -> None:
+    def training_begins(self, trainer: "RunTrainer") -> None:
         self._pace = Pace(trainer.total_training_steps)
         self._earlier = keep_metrics_file(trainer.config, trainer.global_steps)
 

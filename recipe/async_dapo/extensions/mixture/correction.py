@@ -58,7 +58,7 @@ class Mixture:
         rows = store.read_fields(batch, ["policy_versions", "rollout_log_probs", "old_log_probs"])
         sampled = [versions_T >= 0 for versions_T in rows["policy_versions"]]
         versions = _compressed(rows["policy_versions"], sampled)
-        groups = store.members_by_group(batch)
+        groups = members_by_group(batch)
         plan = plan_mixtures([*map(segments_of, versions)], groups.values(), self._kept_versions | {step - 1})
         scored = {step - 1: dict(enumerate(rows["old_log_probs"]))}
         older = plan.passes_before(step - 1)
@@ -149,3 +149,13 @@ def _mix(
 
 def _compressed(rows: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     return [row[mask_T] for row, mask_T in zip(rows, masks, strict=True)]
+
+
+def members_by_group(batch: KVBatchMeta) -> dict[str, list[int]]:
+    """Trajectories of a prompt, those of one output index together; without verl's padding."""
+    groups: dict[str, list[int]] = {}
+    for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
+        if not store.is_padding(tag):
+            uid, _, index = key.split("_")
+            groups.setdefault(f"{uid}_{index}", []).append(row)
+    return groups

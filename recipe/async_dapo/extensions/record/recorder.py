@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...config.options import AsyncDAPOConfig
-from ...core.outcome import CauseCounts
+from ...core.failures import CauseCounts
 from ...record import keys
 from ...record.run_files import lines_before, replacing
 from ...rollout.manager import RoundRecord
@@ -20,7 +20,7 @@ from .description import describe
 if TYPE_CHECKING:  # figures of evaluations are written without TransferQueue
     from transfer_queue import KVBatchMeta
 
-    from ...training.trainer import AsyncDAPOTrainer
+    from ...training.run_trainer import RunTrainer
 
 RUN_FILE, STEPS_FILE = "run.json", "steps.jsonl"
 
@@ -43,7 +43,7 @@ class Recorder(Observer):
         self._description: dict[str, Any] = {}
         self._is_begun = False
 
-    def training_begins(self, trainer: "AsyncDAPOTrainer") -> None:
+    def training_begins(self, trainer: "RunTrainer") -> None:
         if self._options.report_dir is not None:
             description = describe(trainer.config, self._options, prompts=len(trainer.train_dataset))
             self.write_to(Path(self._options.report_dir), description)

@@ -52,7 +52,7 @@ def wire(config: DictConfig, options: AsyncDAPOConfig) -> None:
 
 
 def _say(config: DictConfig, **said: Any) -> None:
-    """See `CALLED` of the options."""
+    """See `CALLED` of `config/reading.py`."""
     with open_dict(config):
         config.reward.custom_reward_function.reward_kwargs = {"isolated": said}
 

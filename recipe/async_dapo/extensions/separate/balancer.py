@@ -11,7 +11,7 @@ the others generate. Which is next is decided by `RollingUpdate`.
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import ray
@@ -19,12 +19,26 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from ...core.balance import Returned
 from ...core.concurrency import ConcurrencyState, EngineLoad
-from ...core.leases import MAX_PENDING_CALLS
+from ...core.leases import MAX_PENDING_CALLS, Returned
 from ...engines.load_balancer import GlobalLoadBalancer, LoadBalancerStats
 from ...runtime.aio import await_all
 from .rolling_update import Phase, RollingUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollingStats(LoadBalancerStats):
+    """What the load balancer has counted, and what became of weights.
+
+    Attributes:
+        versions_behind: the oldest weights of an engine are, of the trainer's.
+        updates_s: how long each engine that got new ones took no requests [s].
+    """
+
+    LATEST = (*LoadBalancerStats.LATEST, "versions_behind")
+
+    versions_behind: int
+    updates_s: tuple[float, ...]
 
 
 class RollingLoadBalancer(GlobalLoadBalancer):
@@ -126,11 +140,13 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._deliver(self._balance.open(loads))
         return stats, self._balance.capacity
 
-    async def take_stats(self) -> LoadBalancerStats:
+    async def take_stats(self) -> RollingStats:
         updates_s, self._updates_s = tuple(self._updates_s), []
         versions = [version for version in (await self.versions()).values() if version >= 0]
         behind = max((self._updates.newest_version - version for version in versions), default=0)
-        return replace(await super().take_stats(), versions_behind=behind, updates_s=updates_s)
+        stats = await super().take_stats()
+        counted = {one.name: getattr(stats, one.name) for one in fields(stats)}
+        return RollingStats(**counted, versions_behind=behind, updates_s=updates_s)
 
     def _forget(self, server_id: str) -> None:
         super()._forget(server_id)

@@ -38,15 +38,10 @@ class RollingReplayBuffer(RoundReplayBuffer):
     It is stopped for a checkpoint, which holds what was interrupted, and for a validation; the next step opens another.
     """
 
-    _manager: RollingManager | None
+    manager: RollingManager
     _step = 0  # whose batch is collected; 0 = no round is open
     _opened_at = 0  # step
     _before: RoundRecord | None = None  # of a round that was stopped before it had the step's batch
-
-    @property
-    def manager(self) -> RollingManager:
-        assert self._manager is not None, "the manager is attached before the first round"
-        return self._manager
 
     def open_round(self, step: int) -> None:
         if self._step:
@@ -152,7 +147,7 @@ class SeparateTrainer(AsyncDAPOTrainer):
 
 
 def rolling_update(options: AsyncDAPOConfig) -> dict[str, Any]:
-    """What `RollingLoadBalancer` needs beside `AsyncDAPOConfig.load_balancer`. An engine that is behind by more than
+    """What `RollingLoadBalancer` needs beside `router_options`. An engine that is behind by more than
     `max_staleness` takes no further requests, with `consistent` by half of that: what it has would grow too old.
     """
     drains, most = options.is_consistent, options.max_staleness

@@ -26,7 +26,7 @@ from .named_shares import OPTION, check_batch, check_names, named_shares, whole
 from .rows import Rows
 
 if TYPE_CHECKING:
-    from ...training.trainer import AsyncDAPOTrainer
+    from ...training.run_trainer import RunTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class SharedSource(Source):
         )
         return self._mix
 
-    def begin(self, trainer: "AsyncDAPOTrainer") -> None:
+    def begin(self, trainer: "RunTrainer") -> None:
         self.begin_with(Rows(trainer))
 
     def begin_with(self, data: Rows) -> None:

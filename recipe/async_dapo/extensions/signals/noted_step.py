@@ -7,7 +7,7 @@ from ...config.options import AsyncDAPOConfig
 from ...training.observer import Observer
 
 if TYPE_CHECKING:  # which makes the observer
-    from ...training.trainer import AsyncDAPOTrainer
+    from ...training.run_trainer import RunTrainer
 
 PATIENCE_S = 2.0  # for a cluster to say where the run was; it may have been told to end, too
 _STEP_KEY = b"async_dapo_step_of_job_"
@@ -16,12 +16,12 @@ _STEP_KEY = b"async_dapo_step_of_job_"
 class StepNotes(Observer):
     """The observer that notes each step as its rollout begins."""
 
-    _trainer: "AsyncDAPOTrainer"
+    _trainer: "RunTrainer"
 
     def __init__(self, options: AsyncDAPOConfig) -> None:
         pass
 
-    def training_begins(self, trainer: "AsyncDAPOTrainer") -> None:
+    def training_begins(self, trainer: "RunTrainer") -> None:
         self._trainer = trainer
 
     def begin_phase(self, name: str | None) -> None:

@@ -15,8 +15,8 @@ from recipe.async_dapo.extensions.mixture.balance_heuristic import (
     mixture_token_log_probs,
     segments_of,
 )
+from recipe.async_dapo.extensions.mixture.correction import members_by_group
 from recipe.async_dapo.extensions.mixture.plan import plan_mixtures
-from recipe.async_dapo.store import members_by_group
 
 torch.set_num_threads(1)  # of small tensors
 NAN, INF = math.nan, math.inf

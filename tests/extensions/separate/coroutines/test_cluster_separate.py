@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -13,6 +14,7 @@ from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.engines.load_balancer import LoadBalancerStats
 from recipe.async_dapo.engines.replica import AsyncDAPOReplica
 from recipe.async_dapo.extensions.separate.engines import Replacements
+from recipe.async_dapo.record.keys import PREFIX
 from recipe.async_dapo.rollout.manager import RoundRecord
 from recipe.async_dapo.training.engine_manager import EngineManager
 from recipe.async_dapo.training.observer import Observer
@@ -110,7 +112,11 @@ def test_given_updates_while_batches_are_handed_over_then_each_time_and_each_tok
     """The time of an engine that drains begins with the drain."""
     task, transfer_s = Task(lambda _: 20), 2.0
     cluster = start(separate_options(strategy), SeparateCluster, task=task, transfer_s=transfer_s, training_s=30.0)
-    cluster.steps(6)
+    steps = cluster.steps(6)
+    for record, metrics in zip(cluster.records, steps, strict=True):
+        stats, prefix = record.balancer, f"{PREFIX}load_balancer/"
+        assert metrics[prefix + "versions_behind"] == stats.versions_behind
+        assert metrics.get(prefix + "update_s") == (fmean(stats.updates_s) if stats.updates_s else None)
     cluster.check_caught_up()
     last, _ = cluster.ray.get(cluster.balancer_handle.turn_over.remote())
     told = [*(record.balancer for record in cluster.records), last]

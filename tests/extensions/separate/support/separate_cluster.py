@@ -34,7 +34,7 @@ LOOK_S = 0.25  # between two looks at the engines
 
 def separate_options(strategy: RolloutStrategy, **changes: Any) -> AsyncDAPOConfig:
     """As `options`; tokens may be two versions old."""
-    defaults = {"max_staleness": 2, "stop_rule": StopRuleName.FIRST_COMPLETED}
+    defaults = {"max_staleness": 2, "stop_rule": StopRuleName.FIRST_COMPLETED, "extensions": ("separate",)}
     return options(placement=Placement.SEPARATE, rollout_strategy=strategy, **(defaults | changes))
 
 
