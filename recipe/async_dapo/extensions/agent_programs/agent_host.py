@@ -30,8 +30,6 @@ PASSED_ON = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM", "LD_LIBRARY_PATH"}
     | {"VIRTUAL_ENV", "PYTHONPATH", "CONDA_PREFIX", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"}
 )
-
-
 END_S = 60.0  # for an agent to end that is cancelled: a thread, or what swallows that, may never
 
 
@@ -84,7 +82,8 @@ class _Process:
     """One process of agents, and those that run in it: what fails with it are these, and none of the next one's."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+        assert process.stdin is not None and process.stdout is not None
+        self._process, self._hears, self._tells = process, process.stdin, process.stdout
         self._ended: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._groups: dict[int, int] = {}  # process groups of commands that have not ended, by number
         self._cancelled: dict[int, asyncio.TimerHandle] = {}  # agents that are to end, by number
@@ -129,12 +128,8 @@ class _Process:
         return told["result"]
 
     async def stop(self) -> None:
-        self._end()
+        self._hears.close()
         await asyncio.wait({self._reader, self._watcher})
-
-    def _end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
 
     def _hold_up(self) -> None:
         self.is_held_up = True
@@ -142,17 +137,15 @@ class _Process:
 
     def _end_if_unused(self) -> None:
         if self.is_held_up and not self._ended:
-            self._end()
+            self._hears.close()
 
     def _tell(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        if self._process.returncode is None and not self._process.stdin.is_closing():
-            self._process.stdin.write(json.dumps(message, default=plain_json).encode() + b"\n")
+        if self._process.returncode is None and not self._hears.is_closing():
+            self._hears.write(json.dumps(message, default=plain_json).encode() + b"\n")
 
     async def _read(self) -> None:
-        assert self._process.stdout is not None
         try:
-            async for line in self._process.stdout:
+            async for line in self._tells:
                 self._hear(json.loads(line))
         except ValueError as error:  # a line that is no message, or too long: no later one can be trusted
             logger.error("the process of agents is ended: what it told cannot be read: %s", error)

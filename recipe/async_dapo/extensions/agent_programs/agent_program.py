@@ -1,4 +1,4 @@
-"""The program of a process of agents: see `agent_host.py`. Imports nothing but the standard library.
+"""The program of a process of agents: see `agent_host.py`. Needs nothing but the standard library.
 
 Coroutine functions run on one event loop, other functions on threads. A command runs in a process group and a folder
 of its own.
@@ -22,6 +22,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ...runtime.containment import called_on_thread
+
 SAMPLE, RESULT = "sample.json", "result.json"  # files in a command's folder
 LINE_BYTES = 2**26  # the longest result
 _THREADS = 1024
@@ -31,16 +33,11 @@ PIPES_S = 2.0  # for what a command has said to arrive
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
-groups: set[int | None] = set()  # process groups of the commands that run
-folders: set[str] = set()  # theirs
+commands: dict[str, int | None] = {}  # folders of the commands that run -> their process groups
 
 
 class Failed(Exception):
-    """An agent has ended without a result; `kind` is the counted reason."""
-
-    def __init__(self, kind: str, what: str) -> None:
-        super().__init__(what)
-        self.kind = kind
+    """An agent has ended without a result: the reason that is counted, and what has happened."""
 
 
 @cache
@@ -58,21 +55,13 @@ async def run_function(start: dict[str, Any]) -> Any:
     arguments = start["base_url"], start["key"], start["sample"]
     if inspect.iscoroutinefunction(function):
         return await function(*arguments)
-    thread = asyncio.get_running_loop().run_in_executor(None, _called, function, *arguments)
+    thread = asyncio.get_running_loop().run_in_executor(None, called_on_thread, function, *arguments)
     try:
         result = await asyncio.shield(thread)
     except asyncio.CancelledError:
         await asyncio.wait({thread})  # nothing ends a thread: the worker is told when it has ended by itself
         raise
     return await result if inspect.isawaitable(result) else result
-
-
-def _called(function: Any, *arguments: Any) -> Any:
-    """On a thread. No future can hold `StopIteration`: what waits for one would wait for ever."""
-    try:
-        return function(*arguments)
-    except StopIteration as error:
-        raise RuntimeError(_shown(error)) from error
 
 
 def _shown(error: BaseException) -> str:
@@ -89,16 +78,16 @@ def plain_json(value: Any) -> Any:
 
 async def run_command(start: dict[str, Any], tell: Any) -> Any:
     """Its result file, or the last line that it prints, where that is JSON."""
-    folder = _folder_with(start["sample"])
-    folders.add(folder)
-    group = None
+    folder = tempfile.mkdtemp(prefix="agent-")
+    commands[folder] = group = None
 
     def begins() -> None:
         """In the command's own process, before it runs: this one may be killed at any time behind that."""
-        _ends_with_this_process()
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         tell({"group": os.getpid(), "of": start["start"]})
 
     try:
+        Path(folder, SAMPLE).write_text(json.dumps(start["sample"]))  # noqa: ASYNC240 (it is short)
         try:
             process = await asyncio.create_subprocess_exec(
                 *start["command"],
@@ -112,8 +101,7 @@ async def run_command(start: dict[str, Any], tell: Any) -> Any:
             )
         except OSError as error:
             raise Failed("agent_not_started", f"{start['command'][0]} cannot be started: {error}") from error
-        group = process.pid
-        groups.add(group)
+        commands[folder] = group = process.pid
         assert process.stdout is not None and process.stderr is not None
         out, errors = bytearray(), bytearray()
         pipes = (process.stdout, out), (process.stderr, errors)
@@ -133,15 +121,8 @@ async def run_command(start: dict[str, Any], tell: Any) -> Any:
         return _result(folder, out.decode(errors="replace"))
     finally:
         end_group(group)
-        groups.discard(group)
         shutil.rmtree(folder, ignore_errors=True)
-        folders.discard(folder)
-
-
-def _folder_with(sample: Any) -> str:
-    folder = tempfile.mkdtemp(prefix="agent-")
-    Path(folder, SAMPLE).write_text(json.dumps(sample))
-    return folder
+        del commands[folder]
 
 
 def end_group(group: int | None) -> None:
@@ -180,10 +161,6 @@ async def _keep_end(stream: asyncio.StreamReader, kept: bytearray) -> None:
         del kept[:-_OUTPUT_BYTES]
 
 
-def _ends_with_this_process() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _line(message: Any) -> str:
     return json.dumps(message, default=plain_json)
 
@@ -206,7 +183,7 @@ class Program:
                 raise Failed("agent_failed", f"its agent's result has {length} bytes, more than {LINE_BYTES}")
             return {"result": result}
         except Failed as failed:
-            return {"kind": failed.kind, "error": str(failed)}
+            return dict(zip(("kind", "error"), failed.args, strict=True))
         except BaseException as error:  # an agent may raise anything, SystemExit included
             told = "".join(traceback.format_exception(error))[-_TRACE_CHARS:]
             return {"kind": "agent_failed", "error": f"its agent raised {_shown(error)}", "traceback": told}
@@ -235,9 +212,9 @@ def _listen(loop: asyncio.AbstractEventLoop, program: Program) -> None:
 
 
 def _end_all() -> None:
-    for group in list(groups):
+    for group in list(commands.values()):
         end_group(group)
-    for folder in list(folders):
+    for folder in list(commands):
         shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)  # itself, and processes that functions have started
 

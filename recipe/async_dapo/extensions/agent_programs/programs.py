@@ -5,7 +5,7 @@ import shutil
 from typing import Any
 
 from ...config.values import ConfigError
-from ...runtime.containment import first_line
+from ...runtime.containment import contained, first_line
 from .agent_host import AgentHost, passed_on
 from .agent_program import function_of
 
@@ -30,8 +30,14 @@ class Program:
         """
         if self._agent is not None:
             self._check_function(self._agent)
-        if self._command is not None:
-            self._check_command(self._command[0])
+            return
+        assert self._command is not None
+        key, program = f"{self._file}, command", self._command[0]
+        if shutil.which(program) is None:
+            remedy = "give its whole path, since it runs in a fresh folder, on every node"
+            raise ConfigError(key, program, f"is not found, or is no program; {remedy}")
+        if os.path.dirname(program) and not os.path.isabs(program):
+            raise ConfigError(key, program, "runs in a fresh folder: give its whole path")
 
     async def run(self, address: str, key: str, sample: dict[str, Any]) -> Any:
         """Its result for one sample.
@@ -43,10 +49,9 @@ class Program:
         Raises:
             TrajectoryFailed: if it cannot be started, or ends with an error.
         """
-        start: dict[str, Any]
         if self._agent is not None:
-            start = {"agent": self._agent, "base_url": address, "key": key, "sample": sample}
-            return await AgentHost.of("functions").run(start)
+            function = {"agent": self._agent, "base_url": address, "key": key, "sample": sample}
+            return await AgentHost.of("functions").run(function)
         environment = passed_on(os.environ) | self._environment
         environment |= {
             "OPENAI_BASE_URL": f"{address}/v1",
@@ -55,25 +60,16 @@ class Program:
             "ANTHROPIC_API_KEY": key,
             "GATEWAY_URL": address,
         }
-        start = {"command": self._command, "environment": environment, "sample": sample}
-        return await AgentHost.of("commands").run(start)
+        command = {"command": self._command, "environment": environment, "sample": sample}
+        return await AgentHost.of("commands").run(command)
 
     def _check_function(self, name: str) -> None:
+        key = f"{self._file}, agent"
         try:
-            function = function_of(name)
-        except BaseException as error:  # the user's module may raise anything, SystemExit included
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            remedy = "correct the name, or install its module on every node"
-            what = f"cannot be loaded: {first_line(error)}; {remedy}"
-            raise ConfigError(f"{self._file}, agent", name, what) from error
+            with contained():
+                function = function_of(name)
+        except Exception as error:  # the user's module may raise anything
+            what = f"cannot be loaded: {first_line(error)}; correct the name, or install its module on every node"
+            raise ConfigError(key, name, what) from error
         if not callable(function):
-            raise ConfigError(f"{self._file}, agent", name, "is no function; name one of base URL, key and sample")
-
-    def _check_command(self, program: str) -> None:
-        key = f"{self._file}, command"
-        if shutil.which(program) is None:
-            remedy = "give its whole path, since it runs in a fresh folder, on every node"
-            raise ConfigError(key, program, f"is not found, or is no program; {remedy}")
-        if os.path.dirname(program) and not os.path.isabs(program):
-            raise ConfigError(key, program, "runs in a fresh folder: give its whole path")
+            raise ConfigError(key, name, "is no function; name one of base URL, key and sample")
