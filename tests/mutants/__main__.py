@@ -24,7 +24,7 @@ from ..support.fork_server import executable
 from .draw import Mutant, draw, probed
 
 ROOT = Path(__file__).resolve().parents[2]
-_NAMES = "agreement checks known_options known_values mini_batches one_pass policy_health reward_processes"
+_NAMES = "agreement checks known_options known_values mini_batches old_options one_pass policy_health reward_processes"
 _EXTENSIONS = tuple(f"extensions/{name}" for name in _NAMES.split())
 FOLDERS = [f"recipe/async_dapo/{place}" for place in ("core", "rollout", "startup", *_EXTENSIONS)]
 TESTS = [f"tests/{place}" for place in ("core", "coroutines", "startup")]

@@ -137,7 +137,7 @@ def test_commands_of_the_lab_that_need_the_record_say_what_to_do_without(command
 
 
 SOME = ["checks", "known_options", "known_values", "reward_processes", "checks reward_processes"]
-SOME += ["checks known_options", "known_options known_values"]
+SOME += ["checks known_options", "known_options known_values", "known_options old_options", "vllm_arguments"]
 
 
 @pytest.mark.parametrize("names", SOME)
@@ -150,7 +150,8 @@ def test_a_copy_with_some_of_the_folders_that_look_at_a_run_finds_what_these_loo
     assert [one.error for one in findings(run()) if one.error is not None] == []
     wrong = {
         "trainer.critic_warmup=5": "",
-        "data.truncation=left": "known_options",
+        "actor_rollout_ref.rollout.load_format=dumy": "vllm_arguments",
+        "data.truncation=left": "known_options old_options",
         "algorithm.adv_estimator=grop": "known_values",
         "data.train_files=/nowhere.parquet": "checks",
         "reward.custom_reward_function.path=/nowhere.py": "checks reward_processes",

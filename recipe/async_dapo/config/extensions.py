@@ -31,6 +31,8 @@ class Declared:
         together: rows that are judged as those of `TOGETHER` are, by the recipe's options, for the planner too.
         rules: rows that are judged as those of `startup/rules.py` are, by all options.
         option_tree: makes the `OptionTree` of `startup/overrides.py`; at most one in a copy.
+        explained: what an `OptionTree` says of a command line that Hydra refuses, see there; at most one in a copy.
+        successor: of an old key, what to set in its place; None for any other key. At most one in a copy.
         checks: `checks(core, config, options, seen)`: all checks of a run before it starts, made of those of the core
             (`startup/preflight.py`), by their names.
         command: what `check.py` runs, with the arguments of its `main`, and as `usage` what it says when asked for
@@ -55,7 +57,9 @@ class Declared:
         shipping: the `Shipping` of `runtime/shipping.py`; at most one in a copy.
         agent_program: makes the program of an agent, which `extensions/gateway` serves, of its entry's options: has
             `check()` and `run(address, key, sample)`. At most one in a copy.
-        api: an `Api` of `extensions/gateway/messages.py`, that agents may ask by.
+        api: an `Api` of `extensions/gateway/apis.py`, that agents may ask by.
+        conversation: a subclass of `Conversation` of `extensions/gateway/conversation.py`; at most one in a copy.
+        reply_reader: a subclass of `ReplyReader` of `extensions/gateway/replies.py`; at most one in a copy.
         training_worker: a subclass of verl's `TrainingWorker`, of which each policy's is one; several are combined.
         wire: `wire(config, options)`, called once, in the first actor, before anything is built.
     """
@@ -64,6 +68,8 @@ class Declared:
     together: tuple[Rule, ...] = ()
     rules: tuple[Rule, ...] = ()
     option_tree: str = ""
+    explained: str = ""
+    successor: str = ""
     checks: str = ""
     command: str = ""
     metrics: tuple[str, ...] = ()
@@ -80,6 +86,8 @@ class Declared:
     shipping: str = ""
     agent_program: str = ""
     api: str = ""
+    conversation: str = ""
+    reply_reader: str = ""
     training_worker: str = ""
     wire: str = ""
 
@@ -160,8 +168,8 @@ WITHOUT = {
     ),
     "known_values": (
         "further checks",
-        "values that verl, torch and vLLM do not know, and what verl's own checks refuse, are not looked for; they end "
-        "a run minutes after its start, or are not told",
+        "values that verl and torch do not know, and what verl's own checks refuse, are not looked for; they end a run "
+        "minutes after its start, or are not told",
     ),
     "loggers": (
         "trainer.logger",
@@ -172,12 +180,21 @@ WITHOUT = {
         "they are cut as verl cuts them: ranks have equal work in the whole step only, and of trajectories of several "
         "rows each row counts as one",
     ),
+    "old_options": (
+        "further checks",
+        "options that verl passes over are not looked for, nor what stands for keys of its older releases",
+    ),
     "one_pass": (
         "log-probs",
         "a pass computes them before every update, also before the only one of a step; with importance_sampling=bypass "
         "there is no pass, and a step has no metrics async_dapo/importance/",
     ),
     "policy_health": ("valid groups", "where hardly any is valid, nothing looks at whether the policy has collapsed"),
+    "vllm_arguments": (
+        "further checks",
+        "arguments of vLLM that it does not have, or does not take, are not looked for; they end a run minutes after "
+        "its start",
+    ),
     "wire_type": (
         "weights",
         "they travel to the engines in the type that the trainer holds them in: twice the bytes, where that is fp32",

@@ -13,8 +13,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from ...core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ...recording import current_recorder
+from .conversation import conversation_class
 from .options import AgentOptions
-from .reading import ReplyReader, parser_of
+from .replies import reader_class
 from .result import METRIC, scored
 from .server import Gateway
 from .session import Session
@@ -44,8 +45,12 @@ class BlackBoxAgent(AgentLoopBase):
         super().__init__(*args, **parts)
         self._options = AgentOptions.of(options)
         self.replayable = self._options.replayable
-        parser = self._options.parser or parser_of(parts.get("hf_model_type")) or self.rollout_config.multi_turn.format
-        self._reader = ReplyReader(self.tokenizer, parser=parser)
+        self._reader = reader_class()(
+            self.tokenizer,
+            parser=self._options.parser,
+            model_type=parts.get("hf_model_type"),
+            default=self.rollout_config.multi_turn.format,
+        )
         check_trainable(self.config)  # a copy may lack what asks `check_entry` at start-up
 
     @classmethod
@@ -98,7 +103,8 @@ class BlackBoxAgent(AgentLoopBase):
 
     def _template(self) -> Template:
         if self.tokenizer not in _templates:
-            _templates[self.tokenizer] = Template.of(self.continuous_token_builder, self.tokenizer)
+            found = conversation_class().template_of(self.continuous_token_builder, self.tokenizer)
+            _templates[self.tokenizer] = found
         return _templates[self.tokenizer]
 
     async def _agent(self, address: str, key: str, sample: dict[str, Any]) -> Any:

@@ -1,9 +1,9 @@
 """What agents ask and are told, in no API's form: requests, replies, refusals, and when two messages mean the same."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 Message = dict[str, Any]  # role, content as text, and where there are any: tool_calls, tool_call_id, reasoning_content
 
@@ -86,31 +86,6 @@ class Reply:
         return message
 
 
-class Events(Protocol):
-    def __call__(self, reply: Reply, *, has_usage: bool) -> Iterator[bytes]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Api:
-    """A form in which agents ask, and are told.
-
-    Attributes:
-        path: that requests are posted to.
-        ping: what no client takes for a reply, in a stream.
-        request_of: of a body; raises `Refused` for what would change the distribution that tokens are sampled from.
-        body_of: of a whole reply.
-        events_of: the reply as a stream.
-        error_of: what a client is told that is refused.
-    """
-
-    path: str
-    ping: bytes
-    request_of: Callable[[dict[str, Any]], Request]
-    body_of: Callable[[Reply], dict[str, Any]]
-    events_of: Events
-    error_of: Callable[[Refused], dict[str, Any]]
-
-
 def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     """As OpenAI's messages have it."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -157,14 +132,6 @@ def meaning(message: Message, written: Callable[[str], str] = str) -> str:
     if message["role"] == "tool":
         said["of"] = message.get("tool_call_id")
     return json.dumps(said, sort_keys=True)
-
-
-def meanings_of_reply(message: Message, written: Callable[[str], str] = str) -> frozenset[str]:
-    """Those by which a reply is known again: a client may leave out what the model has said beside its calls, whose ids
-    are of this reply only.
-    """
-    silent = message | {"content": ""} if message.get("tool_calls") else message
-    return frozenset({meaning(message, written), meaning(silent, written)})
 
 
 def for_template(message: Message, *, has_text_arguments: bool) -> Message:

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ...config.values import ConfigError
+from ...config.values import ConfigError, Count, Positive, check_choice, typed
 
 FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 FAILURES = ("drop_group", "score_zero")
@@ -81,7 +81,7 @@ class AgentOptions:
     def _check(self) -> None:
         if (self.agent is None) == (self.command is None):
             raise ConfigError(f"{FILE}, agent", self.agent, "name either agent, a function, or command, a command line")
-        if self.agent is not None and not re.fullmatch(r"[\w.]+:\w+", self.agent):
+        if self.agent is not None and not re.fullmatch(r"[\w.]+:\w+", str(self.agent)):
             raise ConfigError(f"{FILE}, agent", self.agent, "must be module:function")
         words = self.command if isinstance(self.command, list) else []
         if self.command is not None and not (words and all(isinstance(word, str) for word in words)):
@@ -89,12 +89,9 @@ class AgentOptions:
                 f"{FILE}, command", self.command, "must be a list of words: the program and its arguments"
             )
         for name, choices in (("on_failure", FAILURES), ("on_time_limit", LIMITS), ("reward", REWARDS)):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{FILE}, {name}", getattr(self, name), f"must be one of {', '.join(choices)}")
-        for name in ("time_limit_s", "silence_s", "max_turns"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ConfigError(f"{FILE}, {name}", value, "must be a positive number")
+            check_choice(f"{FILE}, {name}", getattr(self, name), choices)
+        for name, kind in (("time_limit_s", Positive), ("silence_s", Positive), ("max_turns", Count)):
+            typed(kind, getattr(self, name), f"{FILE}, {name}")
         if not isinstance(self.host, str) or self.host in _ALL:
             remedy = f"agents are told this address: name one that they reach, or {NODE} for that of each worker's node"
             raise ConfigError(f"{FILE}, host", self.host, remedy)
@@ -124,6 +121,11 @@ class AgentOptions:
     @property
     def name(self) -> str:
         return self.agent or " ".join(self.command or ())
+
+    def cannot(self, remedy: str) -> ConfigError:
+        """The error for an agent that a copy of the recipe cannot serve; to be raised."""
+        key, value = ("agent", self.agent) if self.agent is not None else ("command", self.command)
+        return ConfigError(f"{FILE}, {key}", value, remedy)
 
     def scores(self, reason: str) -> bool:
         """Whether an agent that has failed for this reason is scored."""

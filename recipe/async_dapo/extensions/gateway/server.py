@@ -9,7 +9,6 @@ This is no sandbox: an agent runs as the user of the run. What the server keeps 
 
 import asyncio
 import contextvars
-import hmac
 import json
 import logging
 import platform
@@ -18,7 +17,7 @@ import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -26,11 +25,10 @@ from weakref import WeakKeyDictionary
 import ray
 from aiohttp import web
 
-from ...config.extensions import declared, load, not_in_copy
 from ...config.values import ConfigError
 from ...core.outcome import Cause, KnownPlaces
-from . import chat
-from .messages import Api, Refused, Reply, Request, json_of
+from .apis import Api, apis, openai_error
+from .messages import Refused, Reply, Request, json_of
 from .options import FILE, NODE
 from .result import scored
 from .session import Exchange, Session
@@ -43,8 +41,8 @@ _FILES = 65536  # two sockets a session pass the usual limit of 1,024
 _RESENT = "x-stainless-retry-count"  # the SDKs of both vendors count their retries here
 
 _logged = KnownPlaces()  # of this worker
-
-OF_EXTENSIONS = {"responses": "/v1/responses", "anthropic_messages": "/v1/messages"}  # which a copy may lack
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ErrorOf = Callable[[Refused], dict[str, Any]]
 
 
 class Gateway:
@@ -58,7 +56,7 @@ class Gateway:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._sessions: dict[bytes, tuple[str, Session]] = {}  # by digests of their keys
+        self._sessions: dict[bytes, Session] = {}  # by digests of their keys
         self._runner: web.AppRunner | None = None
         self._logged: set[str] = set()
         self.address = ""
@@ -79,9 +77,9 @@ class Gateway:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         app = web.Application(client_max_size=MOST_BYTES)
         for api in apis():
-            app.router.add_post(api.path, self._served(api, self._answer))
-        app.router.add_get("/v1/models", self._served(chat.API, self._models))
-        app.router.add_post("/reward", self._served(chat.API, self._reward))
+            app.router.add_post(api.path, self._served(api.error_of, partial(self._answer, api)))
+        app.router.add_get("/v1/models", self._served(openai_error, self._models))
+        app.router.add_post("/reward", self._served(openai_error, self._reward))
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)  # when a client has gone
         await self._runner.setup()
         try:
@@ -105,7 +103,7 @@ class Gateway:
     def open(self, session: Session) -> str:
         """Returns the key of the session, which is valid while it is open."""
         key = f"sk-{secrets.token_urlsafe(32)}"
-        self._sessions[_digest(key)] = (key, session)
+        self._sessions[_digest(key)] = session
         return key
 
     def close(self, key: str) -> None:
@@ -113,24 +111,23 @@ class Gateway:
 
     def _session_of(self, request: web.Request) -> Session:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        given = bearer or request.headers.get("x-api-key", "")
-        key, session = self._sessions.get(_digest(given), ("", None))
-        if session is None or not hmac.compare_digest(key.encode(), given.encode()):
+        session = self._sessions.get(_digest(bearer or request.headers.get("x-api-key", "")))
+        if session is None:
             raise Refused(401, "no session has this key; a key is valid while its session is open", "invalid_api_key")
         return session
 
-    def _served(self, api: Api, handle: Callable[[web.Request, Api], Awaitable[web.StreamResponse]]) -> Any:
-        """A handler whose refusals and errors have the API's form."""
+    def _served(self, error_of: ErrorOf, handle: Handler) -> Handler:
+        """A handler whose refusals and errors have an API's form."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
-                return await handle(request, api)
+                return await handle(request)
             except Refused as refused:
-                return _told(api, refused)
+                return _told(error_of, refused)
             except (ConnectionError, web.HTTPException):
                 raise
             except Exception as error:  # of the gateway: neither the worker nor other sessions end with it
-                return _told(api, self._failed(request, error))
+                return _told(error_of, self._failed(request, error))
 
         return handler
 
@@ -143,12 +140,12 @@ class Gateway:
             self._session_of(http).note_error(refused)
         return refused
 
-    async def _models(self, request: web.Request, api: Api) -> web.StreamResponse:
+    async def _models(self, request: web.Request) -> web.StreamResponse:
         self._session_of(request)
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "verl"}
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _reward(self, request: web.Request, api: Api) -> web.StreamResponse:
+    async def _reward(self, request: web.Request) -> web.StreamResponse:
         session = self._session_of(request)
         posted = await _json_of(request)
         if scored(posted) is None:
@@ -156,7 +153,7 @@ class Gateway:
         session.posted = posted
         return web.json_response({"ok": True})
 
-    async def _answer(self, http: web.Request, api: Api) -> web.StreamResponse:
+    async def _answer(self, api: Api, http: web.Request) -> web.StreamResponse:
         session = self._session_of(http)
         body = await _body_of(http)
         try:
@@ -215,26 +212,9 @@ class Gateway:
             logger.info("agents set %s, which have no effect: the run samples in its own way", ", ".join(new))
 
 
-def apis() -> Iterator[Api]:
-    """That of chat completions, and those of extensions; one that this copy lacks refuses whatever it is asked."""
-    yield chat.API
-    for name, one in declared().items():
-        if one.api:
-            yield load(name, one.api)
-    for name in OF_EXTENSIONS.keys() - declared().keys():
-        yield _absent(name, OF_EXTENSIONS[name])
-
-
-def _absent(name: str, path: str) -> Api:
-    def refuse(body: dict[str, Any]) -> Request:
-        raise Refused(404, f"{path} is not served: {not_in_copy(name, f'ask by {chat.API.path}')}", "not_found")
-
-    return replace(chat.API, path=path, request_of=refuse)
-
-
-def _told(api: Api, refused: Refused) -> web.StreamResponse:
+def _told(error_of: ErrorOf, refused: Refused) -> web.StreamResponse:
     headers = {"x-should-retry": "false"} if refused.status < 500 else {}
-    return web.json_response(api.error_of(refused), status=refused.status, headers=headers)
+    return web.json_response(error_of(refused), status=refused.status, headers=headers)
 
 
 def _pieces(api: Api, request: Request, reply: Reply) -> Iterator[bytes]:
@@ -270,4 +250,4 @@ async def _json_of(http: web.Request) -> Any:
 
 def _digest(key: str) -> bytes:
     """Keys are looked up by these, so that the time of it tells nothing of them. A header may be no text."""
-    return blake2b(key.encode(errors="surrogateescape"), digest_size=16).digest()
+    return blake2b(key.encode(errors="surrogateescape")).digest()

@@ -29,9 +29,9 @@ from ...config.values import ConfigError
 from ...core.outcome import Cause, TrajectoryFailed
 from ...core.trajectory import BrokenRecord
 from ...recording import current_recorder, prompt_digest
-from .conversation import Answer, Conversation, Row
+from .conversation import Answer, Row, conversation_class
 from .messages import CONTEXT_FULL, Message, Refused, Reply, Request
-from .reading import ReplyReader, schema_of
+from .replies import ReplyReader
 from .template import Template
 from .turn_ledger import TurnLedger
 
@@ -86,7 +86,7 @@ class Session:
         self._recorder: Any = current_recorder.get()  # a `CallRecorder` of extensions/agents
         self._context = contextvars.copy_context()  # of the loop: the engines' client finds the record in it
         self._request_id = uuid4().hex
-        self.conversation = Conversation(
+        self.conversation = conversation_class()(
             loop.continuous_token_builder,
             template=template,
             written=self._written,
@@ -226,10 +226,7 @@ class Session:
             raise Refused(400, "the last message must not be the assistant's: answers cannot be begun for the model")
         if len(self.conversation.answers) + self._turns > self._max_turns:
             raise Refused(400, f"the session has had its {self._max_turns} turns", CONTEXT_FULL)
-        try:
-            list(map(schema_of, request.tools))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # sooner than when its calls are read
-            raise Refused(400, f"a tool is not understood: {error!r:.300}") from error
+        self._reader.check_tools(request.tools)  # sooner than when its calls are read
         answer = await self.conversation.begin(request.messages, said, request.tools)
         prompt_ids = answer.prompt_ids
         left_tok = self._left_tok(answer, len(prompt_ids))

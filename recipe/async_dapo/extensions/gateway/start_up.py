@@ -1,4 +1,4 @@
-"""What can be known of an agent before a cluster starts: whether it can be started, read, and continued."""
+"""What can be known of an agent before a cluster starts: whether it can be started, read, and trained."""
 
 import math
 import resource
@@ -8,12 +8,13 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-from ...config.extensions import not_in_copy, of_copy
-from ...config.values import ConfigError, check_choice
+from ...config.extensions import declared, not_in_copy, of_copy
+from ...config.values import ConfigError
 from ...startup.model import load_by_verl
+from .conversation import conversation_class
 from .options import FILE, AgentOptions
-from .reading import known_parsers, parser_of
-from .template import tried
+from .replies import reader_class
+from .template import Template
 
 _VERLS_ESTIMATORS = frozenset(one.value for one in AdvantageEstimator)
 # The first takes the last row of each trajectory; the others have no group.
@@ -33,8 +34,9 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
     """
     options = AgentOptions.of(values)
     program_of(options).check()
-    if options.parser is not None:
-        check_choice(f"{FILE}, parser", options.parser, known_parsers())
+    if not any(one.api for one in declared().values()):
+        raise options.cannot(not_in_copy("chat_completions", "that of another API"))
+    reader_class().check(options.parser)
     check_trainable(config)
     _check_open_files(config)
     model = load_by_verl(config)
@@ -46,26 +48,16 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
         mm_processor_kwargs=config.data.mm_processor_kwargs,
         processor=model.processor,
     )
-    found = tried(builder, model.tokenizer)
-    warnings = [
-        f"behind {what} the tokens of a chain differ from those of a full rendering: {difference}"
-        for what, difference in found.differences.items()
-    ]
-    if found.refuses:
-        warnings.append(
-            f"the model's chat template renders no calls of tools, which agents are then told: {found.refuses}"
-        )
+    warnings = conversation_class().warnings(builder, model.tokenizer)
+    if refuses := Template.of(builder).refuses:
+        warnings.append(f"the model's chat template renders no calls of tools, which agents are then told: {refuses}")
     if (estimator := config.algorithm.adv_estimator) not in _VERLS_ESTIMATORS:
         warnings.append(
             f"algorithm.adv_estimator={estimator} is given a row for each chain of an agent, all with its score; it "
             "has to count a trajectory once"
         )
-    parser = options.parser or parser_of(model_type)
-    if parser is None:
-        format_ = config.actor_rollout_ref.rollout.multi_turn.format
-        check_choice("actor_rollout_ref.rollout.multi_turn.format", format_, known_parsers())
-        warnings.append(f"calls of tools are read by the parser {format_}: which one {model_type} needs is not known")
-    return warnings
+    default = config.actor_rollout_ref.rollout.multi_turn.format
+    return warnings + reader_class().warnings(options.parser, model_type, default)
 
 
 def program_of(options: AgentOptions) -> Any:
@@ -76,8 +68,7 @@ def program_of(options: AgentOptions) -> Any:
     """
     make = of_copy("agent_program")
     if make is None:
-        key, value = ("agent", options.agent) if options.agent is not None else ("command", options.command)
-        raise ConfigError(f"{FILE}, {key}", value, not_in_copy("agent_programs", "write the agent as a loop"))
+        raise options.cannot(not_in_copy("agent_programs", "write the agent as a loop"))
     return make(FILE, agent=options.agent, command=options.command, environment=options.environment)
 
 

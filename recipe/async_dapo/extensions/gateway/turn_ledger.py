@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from .conversation import Row
 
@@ -39,12 +38,7 @@ class TurnLedger:
             sampled=sum(recorded),
             trained=sum(sum(row.mask[:limit_tok]) for row in rows),
             context_only=sum(sum(row.mask[limit_tok:]) for row in rows),
-            rolled_back=sum(
-                min(after.taken_back_tok, len(before.token_ids))
-                for row in rows
-                for before, after in pairwise(row.last.path)
-                if any(before is one for one in row.trained)
-            ),
+            rolled_back=sum(row.rolled_back_tok for row in rows),
             unanswered=sum(recorded[len(in_rows) :]),
         )
 

@@ -2,4 +2,4 @@
 
 from ...config.extensions import Declared
 
-DECLARED = Declared(option_tree="tree.KnownOptions", checks="ignored.with_ignored")
+DECLARED = Declared(option_tree="tree.KnownOptions")

@@ -23,16 +23,16 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from ...config import search_path  # noqa: F401 (registers itself)
+from ...config.extensions import of_copy
 from ...config.options import CONFIG_FOLDER, CONFIG_NAME
 from ...config.values import ConfigError, copied
-from .old_keys import successor
 
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 
 # Nodes that take any key, though verl's yaml has some for them. Those that are `{}` in its yaml, or a dict without
 # fields in its dataclasses, are free as well.
 FREE = (
-    f"{_ROLLOUT}.engine_kwargs.vllm",  # `extensions/known_values` knows vLLM's
+    f"{_ROLLOUT}.engine_kwargs.vllm",  # `extensions/vllm_arguments` knows vLLM's
     "actor_rollout_ref.model.lora",  # Megatron-Bridge's `create_peft` reads it
     "critic.model.lora",
     "megatron.override_transformer_config",
@@ -135,7 +135,7 @@ def without(config: DictConfig, unread: list[UnreadKey]) -> DictConfig:
 
 def unread(key: str, engine: str) -> str:
     """Why a key is refused, and what to set instead."""
-    if said := successor(key):
+    if (successor := of_copy("successor")) and (said := successor(key)):
         return f"{_NOWHERE} any more; {said}"
     for other in ENGINES:
         if other != engine and _belongs_to(known_keys(other), key, known_keys(engine)):

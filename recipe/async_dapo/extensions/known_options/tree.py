@@ -1,18 +1,20 @@
-"""The tree of options: its keys, their types, and what was meant by an override that Hydra refuses."""
+"""The tree of options: its keys, and the types of what no table of the core has."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from ...config.extensions import of_copy
 from ...config.values import ConfigError, check_each, typed
 from ...config.verl_keys import VLLM
 from ...startup.overrides import CommandLine, OptionTree
 from ...startup.verl_options import TYPES
 from .keys import engine_of, options_of, unread_keys, verls_own, without
-from .refused_overrides import compose_each
+
+Explained = tuple[DictConfig | None, list[ConfigError]]
 
 
 class KnownOptions(OptionTree):
@@ -27,8 +29,9 @@ class KnownOptions(OptionTree):
     def check_types(self, config: DictConfig) -> None:
         check_each(partial(_check_kind, *one) for one in _others(config))
 
-    def explained(self, line: CommandLine, error: Exception) -> tuple[DictConfig | None, list[ConfigError]]:
-        return compose_each(line)
+    def explained(self, line: CommandLine, error: Exception) -> Explained:
+        explain: Callable[[CommandLine], Explained] | None = of_copy("explained")
+        return super().explained(line, error) if explain is None else explain(line)
 
 
 def _others(config: DictConfig) -> Iterator[tuple[str, Any, Any]]:

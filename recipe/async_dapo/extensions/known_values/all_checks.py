@@ -9,7 +9,7 @@ from ...config.values import check_each, check_rules
 from ...startup.facts import Run
 from ...startup.preflight import Check, Seen, behind, in_turn
 from .choices import check_values
-from .installed import check_argument_names, check_by_verl
+from .installed import check_by_verl
 from .rows import ROWS
 
 
@@ -23,8 +23,5 @@ def all_checks(core: dict[str, Check], config: DictConfig, options: AsyncDAPOCon
         run = Run.of(config, options)
         check_each([partial(check_values, run), partial(check_rules, ROWS, run, run.config)])
 
-    checks = core | {
-        "options together": in_turn(together, core["options together"]),
-        "vLLM's arguments": in_turn(core["vLLM's arguments"], partial(check_argument_names, config)),
-    }
+    checks = core | {"options together": in_turn(together, core["options together"])}
     return behind(checks, {"vLLM's arguments": {"verl's own checks": partial(check_by_verl, config)}})

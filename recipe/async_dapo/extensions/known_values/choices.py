@@ -1,39 +1,33 @@
-"""Options whose values are looked up late: verl, torch, vLLM and TransferQueue do it in workers and servers, minutes
-after the start. Here the same values are looked up, or tried, before Ray starts.
+"""Options whose values are looked up late: verl, torch and TransferQueue do it in workers and servers, minutes after
+the start. Here the same values are looked up, or tried, before Ray starts.
 
 Choices are read from the installed code wherever they stand there, so that another version brings its own.
 """
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import fields
-from difflib import get_close_matches
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo import rollout_corr_helper as corrections
-from verl.trainer.ppo.core_algos import (
-    ADV_ESTIMATOR_REGISTRY,
-    POLICY_LOSS_REGISTRY,
-    agg_loss,
-    get_kl_controller,
-)
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, agg_loss, get_kl_controller
 from verl.utils import omega_conf_to_dataclass
 from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
 from verl.utils.tracking import Tracking
 from verl.workers.config.optimizer import build_optimizer
 
 from ...config.values import ConfigError, check_choice, check_each, refused
-from ...config.verl_keys import ACTOR, CORRECTION, MODEL, REF, ROLLOUT, VLLM
+from ...config.verl_keys import ACTOR, CORRECTION, MODEL, REF, ROLLOUT
 from ...startup.facts import Run
 from ...startup.rules import LOSS_MODE
-from ...startup.verl_options import OVERRIDDEN, listed, verls_file, verls_reward_managers
+from ...startup.verl_options import listed, verls_file, verls_reward_managers
 
 _FUSED = MODEL + "fused_kernel_options.impl_backend"
 _STORAGE, _SIMPLE = "transfer_queue.backend.storage_backend", "SimpleStorage"
@@ -51,7 +45,6 @@ _DTYPES = [str(name) for name in (*HALF_LIST, *FLOAT_LIST, *BFLOAT_LIST) if not 
 _LOGGER_PACKAGES = {"vemlp_wandb": "volcengine_ml_platform", OLD_WANDB: "wandb"} | {
     name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio", "rl_insight")
 }
-_MISSPELT = 0.85  # how alike a text must be to a known one, to be that one misspelt
 _QUOTED = re.compile(r"""["'](\w[\w./-]*)["']""")
 
 
@@ -59,76 +52,31 @@ def masks(it: Run) -> list[str]:
     return [name.strip() for name in str(it.correction.rollout_rs or "").split(",") if name.strip()]
 
 
-def _text(file: str) -> str:
-    return verls_file(file).read_text()
+def _found(file: str, pattern: str) -> list[str]:
+    """What a pattern finds in a file of verl's."""
+    return re.findall(pattern, verls_file(file).read_text(), re.DOTALL)
 
 
-def _between(text: str, pattern: str) -> list[str]:
-    """The quoted words in what a pattern finds first."""
-    found = re.search(pattern, text, re.DOTALL)
-    return _QUOTED.findall(found[1]) if found else []
+def _quoted(file: str, pattern: str) -> list[str]:
+    """The quoted words in what it finds first."""
+    return [word for block in _found(file, pattern)[:1] for word in _QUOTED.findall(block)]
 
 
-def saved_parts() -> list[str]:
-    manager = _text("utils/checkpoint/checkpoint_manager.py")
-    return list(dict.fromkeys(re.findall(r'return "(\w+)" in self\.checkpoint_save_contents', manager)))
-
-
-def profilers() -> list[str]:
-    return re.findall(r'self\._tool == "(\w+)":', _text("utils/profiler/profile.py"))
-
-
-def quantizations() -> list[str]:
-    return _between(_text("workers/rollout/vllm_rollout/vllm_async_server.py"), r"_SUPPORTED_QUANTIZATION = \[(.*?)\]")
-
-
-def fused_kernels() -> list[str]:
-    return _between(_text("models/transformers/monkey_patch.py"), r"fused_kernels_backend not in \[(.*?)\]")
-
-
-def qat_modes() -> list[str]:
-    return _between(_text("utils/qat/linear.py"), r"class QATMode\(.*?\n\n(.*?)\n\n\n")
+_saved_parts = partial(
+    _found, "utils/checkpoint/checkpoint_manager.py", r'return "(\w+)" in self\.checkpoint_save_contents'
+)
+_profilers = partial(_found, "utils/profiler/profile.py", r'self\._tool == "(\w+)":')
+_quantizations = partial(
+    _quoted, "workers/rollout/vllm_rollout/vllm_async_server.py", r"_SUPPORTED_QUANTIZATION = \[(.*?)\]"
+)
+_fused_kernels = partial(_quoted, "models/transformers/monkey_patch.py", r"fused_kernels_backend not in \[(.*?)\]")
+_qat_modes = partial(_quoted, "utils/qat/linear.py", r"class QATMode\(.*?\n\n(.*?)\n\n\n")
 
 
 def storage_backends() -> list[str]:
     from transfer_queue.storage.managers.base import StorageManagerFactory
 
     return list(StorageManagerFactory._registry)
-
-
-class _Texts(NamedTuple):
-    """Texts that an argument of vLLM takes.
-
-    Attributes:
-        takes_others: a plugin of vLLM may register further ones, such as a format of weights.
-    """
-
-    known: list[str]
-    takes_others: bool
-
-    def is_wrong(self, value: str) -> bool:
-        """Where others may be registered, only what looks like a misspelt one is wrong."""
-        if value in self.known:
-            return False
-        return not self.takes_others or bool(get_close_matches(value, self.known, n=1, cutoff=_MISSPELT))
-
-
-@cache
-def vllm_choices() -> dict[str, _Texts]:
-    """Arguments of vLLM with the texts that they take, read from the installed source; empty where it is not found."""
-    spec = find_spec("vllm")
-    if spec is None or spec.origin is None:
-        return {}
-    folder = Path(spec.origin).parent
-    files = [*folder.glob("config/*.py"), folder / "model_executor/model_loader/__init__.py"]
-    kinds: dict[str, list[str]] = {}
-    for file in files:
-        for name, words in re.findall(r"^(\w+)(?:: TypeAlias)? = Literal\[(.*?)\]", file.read_text(), re.M | re.S):
-            if not re.search(r"\b[A-Z]\w+\b(?!['\"])", _QUOTED.sub("", words)):  # else it names others
-                kinds[name] = _QUOTED.findall(words)
-    arguments = (folder / "engine/arg_utils.py").read_text()
-    found = re.findall(r"^    (\w+): (str \| )?(\w+)(?: \| None)? =", arguments, re.MULTILINE)
-    return {argument: _Texts(kinds[kind], bool(is_open)) for argument, is_open, kind in found if kinds.get(kind)}
 
 
 def _of(key: str, unless: str = MODEL + "external_lib") -> Callable[[Run], list[Any]]:
@@ -170,19 +118,19 @@ CHOICES: tuple[tuple[str, Callable[[Run], list[Any]], Callable[[], Iterable[str]
     (CORRECTION + "rollout_is", lambda it: [it.correction.rollout_is or "token"], lambda: ("token", "sequence")),
     (CORRECTION + "rollout_rs", masks, lambda: corrections.SUPPORTED_ROLLOUT_RS_OPTIONS),
     ("reward.reward_manager.source", lambda it: [it.reward.reward_manager.source], lambda: ("register", "importlib")),
-    *((_PARTS[model] + contents, _given(_PARTS[model] + contents, _keeps(model, contents)), saved_parts)
+    *((_PARTS[model] + contents, _given(_PARTS[model] + contents, _keeps(model, contents)), _saved_parts)
       for model in _PARTS for contents in ("save_contents", "load_contents")),
     *((key, _given(key, _is_sharded(model)), lambda: _DTYPES)
       for model, node in _SHARDED.items()
       for key in (node + "model_dtype", *(f"{node}mixed_precision.{name}" for name in _PRECISIONS))),
     *((f"{node}qat.mode", _given(f"{node}qat.mode", partial(lambda it, node: it.get(f"{node}qat.enable"), node=node)),
-       qat_modes)
+       _qat_modes)
       for node in _SHARDED.values()),
-    ("global_profiler.tool", _given("global_profiler.tool"), profilers),
-    *((f"{role}profiler.tool", _given(f"{role}profiler.tool", _profiles(role)), profilers)
+    ("global_profiler.tool", _given("global_profiler.tool"), _profilers),
+    *((f"{role}profiler.tool", _given(f"{role}profiler.tool", _profiles(role)), _profilers)
       for role in (ACTOR, REF, ROLLOUT, "critic.")),
-    (ROLLOUT + "quantization", _given(ROLLOUT + "quantization"), quantizations),
-    (_FUSED, _given(_FUSED, lambda it: it.model.use_fused_kernels), fused_kernels),
+    (ROLLOUT + "quantization", _given(ROLLOUT + "quantization"), _quantizations),
+    (_FUSED, _given(_FUSED, lambda it: it.model.use_fused_kernels), _fused_kernels),
     (_STORAGE, _given(_STORAGE, lambda it: it.get(_STORAGE) != _SIMPLE), storage_backends),
 )
 # (option, verl's reading of it, what to set)
@@ -220,8 +168,7 @@ def check_values(run: Run) -> None:
     tried = [partial(_try, run, *row) for row in TRIED]
     optimizers = [partial(_check_optimizer, run.get(key), key) for model, key in _OPTIMIZERS.items()
                   if _is_sharded(model)(run)]  # fmt: skip
-    of_vllm = [partial(check_choice, key, value, known) for key, value, known in _of_vllm(run)]
-    check_each([*choices, *tried, *optimizers, *of_vllm, partial(_check_packages, run)])
+    check_each([*choices, *tried, *optimizers, partial(_check_packages, run)])
 
 
 def _check_packages(run: Run) -> None:
@@ -239,17 +186,6 @@ def _try(run: Run, key: str, read: Callable[[Run, Any], Any], wanted: str) -> No
         said = " ".join(str(error).split()).rstrip(".") or f"{type(error).__name__}"
         shown = value.get("type", "...") if isinstance(value, DictConfig) else value
         raise ConfigError(key, shown, f"verl says: {said}; set {wanted}") from error
-
-
-def _of_vllm(run: Run) -> Iterator[tuple[str, str, list[str]]]:
-    """Option, value and choices of each argument that verl's options or users set to what vLLM does not take."""
-    for argument, texts in vllm_choices().items():
-        option = OVERRIDDEN.get(argument)
-        key = f"{ROLLOUT}{option}" if option else f"{VLLM}{argument}"
-        value = run.get(key)
-        # `FIXED` has the one logprobs_mode that is right
-        if isinstance(value, str) and argument != "logprobs_mode" and texts.is_wrong(value):
-            yield key, value, texts.known
 
 
 def _find_manager(name: str) -> Any:
@@ -296,12 +232,11 @@ def _check_optimizer(node: DictConfig, key: str) -> None:
 
 def _fails(node: DictConfig) -> Exception | None:
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 2), (2,))]
-    try:
-        build_optimizer(parameters, omega_conf_to_dataclass(node))
-    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-        return error
-    except Exception:
-        return None
+    with suppress(Exception):
+        try:
+            build_optimizer(parameters, omega_conf_to_dataclass(node))
+        except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+            return error
     return None
 
 

@@ -1,4 +1,4 @@
-"""Values that verl, torch and vLLM know: the place where they plug in."""
+"""Values that verl and torch know: the place where they plug in."""
 
 from ...config.extensions import Declared
 

@@ -1,24 +1,17 @@
-"""What the installed packages say of options, earlier than they would: verl's own checks, in its words, and the names
-of vLLM's arguments.
-"""
+"""verl's own checks of options, earlier than it makes them, in its words."""
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import cache, partial
+from functools import partial
 from importlib import metadata
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 from hydra.errors import HydraException
 from hydra.utils import get_class
 from omegaconf import DictConfig, open_dict
 
-from ...config.values import ConfigError, check_each, copied, did_you_mean
-from ...config.verl_keys import VLLM
-from ...startup.verl_options import OVERRIDDEN, TRAINING_ENGINES
+from ...config.values import ConfigError, check_each, copied
+from ...startup.verl_options import TRAINING_ENGINES
 
 
 def check_by_verl(config: DictConfig) -> None:
@@ -80,36 +73,3 @@ def _in_verls_words(name: str, check: Callable[[], object]) -> None:
         check()
     except (ValueError, TypeError, AssertionError, ArithmeticError, HydraException) as error:
         raise ConfigError("verl", name, f"verl refuses these options: {' '.join(str(error).split())}") from error
-
-
-def check_argument_names(config: DictConfig) -> None:
-    """Refuse an argument that vLLM does not have.
-
-    Raises:
-        ConfigError: naming key, value and remedy.
-    """
-    given = config.actor_rollout_ref.rollout.engine_kwargs.vllm.items()
-    check_each([partial(_check_name, str(key), value) for key, value in given if value is not None])
-
-
-def _check_name(key: str, value: Any) -> None:
-    name, known = key.replace("-", "_"), vllm_arguments()
-    if known and name not in known and name not in OVERRIDDEN:
-        hint = did_you_mean(name, known) or "; see `vllm serve --help`"
-        raise ConfigError(VLLM + key, value, f"vLLM has no such argument{hint}")
-
-
-@cache
-def vllm_arguments() -> frozenset[str]:
-    """Arguments of `vllm serve`, read from the installed source: to import vLLM takes longer than all checks.
-
-    Empty where the source is not found.
-    """
-    spec = find_spec("vllm")
-    if spec is None or spec.origin is None:
-        return frozenset()
-    of_dataclasses = ("engine/arg_utils.py", "entrypoints/openai/cli_args.py")
-    files = [Path(spec.origin).parent / name for name in of_dataclasses]
-    if not all(file.is_file() for file in files):
-        return frozenset()
-    return frozenset(name for file in files for name in re.findall(r"^    (\w+): ", file.read_text(), re.MULTILINE))

@@ -9,10 +9,17 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from ..gateway.chat import API as CHAT
-from ..gateway.chat import log_probs_of
-from ..gateway.messages import Api, Message, Refused, Reply, Request, text_of, tool_call
-from ..gateway.refusals import check_parameters, event, number_of_tokens, other_distribution
+from ..gateway.apis import (
+    OPENAI_PING,
+    Api,
+    check_parameters,
+    event,
+    log_probs_of,
+    number_of_tokens,
+    openai_error,
+    other_distribution,
+)
+from ..gateway.messages import Message, Refused, Reply, Request, text_of, tool_call
 
 _LOG_PROBS = "message.output_text.logprobs"  # in `include`
 _CALL, _RESULT, _SAID, _THOUGHT = "function_call", "function_call_output", "message", "reasoning"
@@ -159,9 +166,9 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 API = Api(
     path="/v1/responses",
-    ping=CHAT.ping,
+    ping=OPENAI_PING,
     request_of=request_of,
     body_of=body_of,
     events_of=events_of,
-    error_of=CHAT.error_of,
+    error_of=openai_error,
 )

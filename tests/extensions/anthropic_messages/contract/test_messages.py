@@ -5,6 +5,7 @@ from typing import Any
 import anthropic
 import pytest
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.extensions.anthropic_messages import api
 
 from ...gateway.support.by_an_sdk import WHERE, check_errors_are_told, check_nothing_is_asked_again
@@ -12,6 +13,7 @@ from ...gateway.support.played import ADDED, THOUGHT_AND_CALL, rows
 from ...gateway.support.world import ADD, QUESTION
 
 
+@pytest.mark.skipif(not {"chains", "reply_formats"} <= declared().keys(), reason="this copy reads no calls, or chains")
 @pytest.mark.parametrize("streams", [False, True])
 def test_given_anthropics_sdk_then_thinking_tools_and_their_results_go_through_one_chain(streams: bool) -> None:
     tools: Any = [{"name": "add", "description": "adds", "input_schema": ADD["function"]["parameters"]}]

@@ -7,41 +7,50 @@ from typing import Any
 import openai
 import pytest
 
+from recipe.async_dapo.config.extensions import declared, load
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
-from recipe.async_dapo.extensions.gateway import chat, server
+from recipe.async_dapo.extensions.gateway import apis
+from recipe.async_dapo.extensions.gateway.messages import Refused
 from recipe.async_dapo.extensions.gateway.session import Session
 from recipe.async_dapo.recording import current_recorder
 
-from ..support.by_an_sdk import WHERE, check_errors_are_told
-from ..support.played import openai_client, play
+from ..support.played import by_chat, openai_client, play
 from ..support.world import QUESTION, texts
+
+by_chats = pytest.mark.skipif("chat_completions" not in declared(), reason="this copy serves no chat completions")
 
 
 async def asked(address: str, key: str, **options: Any) -> str:
     async with openai_client(address, key, **options) as client:
-        said = await client.chat.completions.create(model="policy", messages=QUESTION)  # type: ignore[arg-type]
-        return said.choices[0].message.content or ""
+        return str((await by_chat(client, QUESTION)).content)
 
 
-@pytest.mark.parametrize("where", WHERE)
-def test_given_an_error_of_the_gateway_itself_then_its_agent_is_told_may_ask_again_and_it_counts(
-    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    errors, writes = (openai.APIStatusError, openai.APIConnectionError), (chat, "_usage")
-    check_errors_are_told(
-        *(monkeypatch, caplog, where), ask=asked, writes=writes, errors=errors, kind=lambda error: error.type
-    )
+def lacks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {other: one for other, one in declared().items() if other != name}
+    monkeypatch.setattr(apis, "declared", lambda: there)
 
 
-@pytest.mark.parametrize("name", server.OF_EXTENSIONS)
-def test_given_an_api_whose_extension_this_copy_lacks_then_its_path_answers_404_with_the_folder_s_name(
+@pytest.mark.parametrize("name", apis.OF_EXTENSIONS)
+def test_given_an_api_whose_extension_this_copy_lacks_then_what_it_is_asked_is_refused_with_the_folder_s_name(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = {other: one for other, one in server.declared().items() if other != name}
-    monkeypatch.setattr(server, "declared", lambda: there)
+    lacks(name, monkeypatch)
+    path = apis.OF_EXTENSIONS[name]
+    [api] = [one for one in apis.apis() if one.path == path]
+    with pytest.raises(Refused, match=f"{path} is not served: extensions/{name} is not in this copy") as refused:
+        api.request_of({})
+    assert refused.value.status == 404
+
+
+@by_chats
+@pytest.mark.parametrize("name", apis.OF_EXTENSIONS.keys() - {"chat_completions"})
+def test_given_an_api_whose_extension_this_copy_lacks_then_its_path_answers_404_and_others_serve(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacks(name, monkeypatch)
 
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
-        path = server.OF_EXTENSIONS[name]
+        path = apis.OF_EXTENSIONS[name]
         async with openai_client(address, key, max_retries=0) as client:
             with pytest.raises(openai.NotFoundError, match=f"{path} is not served: extensions/{name} is not in this"):
                 await client.post(f"{address}{path}", body={}, cast_to=object)
@@ -53,13 +62,14 @@ def test_given_an_api_whose_extension_this_copy_lacks_then_its_path_answers_404_
     assert life.counted["gateway/requests"] == 2 and life.counted["gateway/refused"] == 1
 
 
+@by_chats
 def test_given_a_reply_that_can_never_be_written_then_an_agent_that_asks_for_ever_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(*_: Any) -> Any:
         raise IndexError("unheard of")
 
-    monkeypatch.setattr(chat, "_usage", fails)
+    monkeypatch.setitem(load("chat_completions", "api.body_of").__globals__, "_usage", fails)
 
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
         async with openai_client(address, key, max_retries=0) as client:
@@ -72,6 +82,7 @@ def test_given_a_reply_that_can_never_be_written_then_an_agent_that_asks_for_eve
     assert life.server.requests == 1 and life.counted["gateway/failed_sessions"] == 1
 
 
+@by_chats
 def test_given_engines_that_fail_at_a_turn_then_its_agent_is_told_and_its_session_counts_as_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -91,6 +102,7 @@ def test_given_engines_that_fail_at_a_turn_then_its_agent_is_told_and_its_sessio
     assert life.boxes[0].session.last_refusal == "the run has failed"
 
 
+@by_chats
 def test_given_a_record_that_is_full_then_its_agent_is_told_so_at_once_and_its_session_counts_as_failed() -> None:
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
         long = [{"role": "user", "content": "a" * 2**20}]
@@ -107,6 +119,7 @@ def test_given_a_record_that_is_full_then_its_agent_is_told_so_at_once_and_its_s
     assert life.counted["gateway/refused"] == 1
 
 
+@by_chats
 def test_given_a_server_that_a_session_has_started_then_it_holds_no_record_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

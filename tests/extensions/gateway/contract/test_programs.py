@@ -19,6 +19,7 @@ BY_CHAT = {
     "pydantic_agent.py": ('"openai:policy"', '"openai-chat:policy"'),
     "agents_sdk.py": ("set_tracing_disabled(True)", "set_tracing_disabled(True); chat('chat_completions')"),
 }
+APIS = ("chat_completions", "responses")
 IMPORTED = "from agents import set_default_openai_api as chat\n"
 
 
@@ -34,8 +35,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif("agent_programs" not in declared(), reason="this copy starts none")
-@pytest.mark.parametrize("is_chat", [True, *([False] if "responses" in declared() else [])])
+@pytest.mark.skipif(not {"agent_programs", "chains", "reply_formats"} <= declared().keys(), reason="it lacks one")
+@pytest.mark.parametrize("is_chat", [name == "chat_completions" for name in APIS if name in declared()])
 @pytest.mark.parametrize("name", BY_CHAT)
 def test_given_a_program_from_the_package_index_then_its_turns_with_a_tool_are_one_chain(
     python: str, name: str, is_chat: bool, tmp_path: Path

@@ -15,7 +15,7 @@ from recipe.async_dapo.record.keys import FRESH_K3_KL
 from ....support.harness import ROOT, Run, ledger_closes, overrides_of, temporary_folder_of, train
 from ..support.half_and_half import DIARY, FOLDER_OF_A_LIFE
 
-NEEDED = {"agent_programs", "anthropic_messages"}  # by which one of eight agents asks
+NEEDED = {"agent_programs", "chains", "chat_completions", "anthropic_messages"}  # one of eight agents asks by the last
 pytestmark = pytest.mark.skipif(not declared().keys() >= NEEDED, reason="an extension is missing")
 
 STEPS, KILLED_STEP = 3, 2

@@ -5,13 +5,14 @@ import json
 import pytest
 
 from recipe.async_dapo.config.extensions import declared
+from recipe.async_dapo_lab.rehearsal.options import AGENTS_NEED
 
 from ....support.harness import ledger_closes
 from ....support.rehearsed import rehearse
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif("agent_programs" not in declared(), reason="this copy starts no programs"),
+    pytest.mark.skipif(not {*AGENTS_NEED} <= declared().keys(), reason="this copy starts no scripted agents"),
 ]
 
 AGENT = "actor_rollout_ref.rollout.agent"

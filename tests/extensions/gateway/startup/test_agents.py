@@ -1,31 +1,34 @@
-"""An agent's entry, and the model's chat template, before a cluster starts."""
+"""An agent's entry, and what this copy lacks for it, before a cluster starts."""
 
 import asyncio
-from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
-from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.extensions.gateway import start_up, template
+from recipe.async_dapo.extensions.gateway import replies, start_up
 from recipe.async_dapo.extensions.gateway.black_box import BlackBoxAgent
+from recipe.async_dapo.extensions.gateway.conversation import Conversation
+from recipe.async_dapo.extensions.gateway.messages import Refused
 from recipe.async_dapo.extensions.gateway.options import AgentOptions
 from recipe.async_dapo.extensions.gateway.start_up import program_of
-from recipe.async_dapo.extensions.gateway.template import TemplateFinding, tried
+from recipe.async_dapo.extensions.gateway.template import Template
 
-from ..support.world import TEMPLATE, TOKENIZER
+from ..support.world import ADD, TEMPLATE, TOKENIZER, builder_of
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "neither": ({}, "agent=None: name either agent, a function, or command"),
     "both": ({"agent": "a:b", "command": ["c"]}, "name either"),
     "no function": ({"agent": "module.function"}, "must be module:function"),
+    "no text": ({"agent": 5}, "agent=5: must be module:function"),
+    "no count": ({"agent": "a:b", "max_turns": 1.5}, "max_turns=1.5: must be a whole number >= 1"),
     "no list": ({"command": "bash solve.sh"}, "must be a list of words"),
     "unknown": ({"agent": "a:b", "timeout": 3}, "timeout=3: unknown option; known: agent"),
     "choice": ({"agent": "a:b", "on_failure": "zero"}, "on_failure=zero: must be one of drop_group, score_zero"),
-    "limit": ({"agent": "a:b", "silence_s": 0}, "silence_s=0: must be a positive number"),
+    "limit": ({"agent": "a:b", "silence_s": 0}, "silence_s=0: must be a number > 0"),
     "an address of none": ({"agent": "a:b", "host": "0.0.0.0"}, "host=0.0.0.0: agents are told this address: name"),
     "patterns that are no list": ({"agent": "a:b", "ignored": "time"}, "must be a list of regular expressions"),
     "a variable that is no text": ({"command": ["c"], "environment": {"THREADS": 4}}, "environment=THREADS: names and"),
@@ -79,24 +82,31 @@ def test_given_what_agents_cannot_be_trained_with_then_a_worker_refuses_it_too(k
         asyncio.run(make())
 
 
-def finding(chat_template: str, model_type: str = "qwen3") -> TemplateFinding:
-    tokenizer = deepcopy(TOKENIZER)
-    tokenizer.chat_template = chat_template
-    builder = create_continuous_token_builder(
-        tokenizer, hf_model_type=model_type, chat_template_kwargs={}, mm_processor_kwargs={}, processor=None
-    )
-    return tried(builder, tokenizer)
+def test_given_a_copy_that_knows_no_formats_then_a_parser_and_tools_are_refused_by_its_name(monkeypatch) -> None:
+    monkeypatch.setattr(replies, "of_copy", lambda place: None)
+    reader = replies.reader_class()
+    lacking = "extensions/reply_formats is not in this copy"
+    with pytest.raises(ConfigError, match=f"path, parser=hermes: {lacking}; copy that folder too, or leave it out"):
+        reader.check("hermes")
+    with pytest.raises(Refused, match=f"tools are not served: {lacking}"):
+        reader(TOKENIZER, parser=None, model_type="qwen3", default="hermes").check_tools([ADD])
+    assert reader.warnings(None, "qwen3", "hermes") == [
+        f"requests with tools are refused, and reasoning is text: {lacking}"
+    ]
 
 
-def test_given_a_template_and_builder_that_agree_then_nothing_differs() -> None:
-    assert finding(TEMPLATE) == TemplateFinding(has_text_arguments=False, refuses="", differences={})
+def test_given_a_copy_without_chains_then_a_warning_says_what_becomes_of_turns() -> None:
+    [told] = Conversation.warnings(builder_of(TEMPLATE)[0], TOKENIZER)
+    assert told == "each turn is trained as a row of its own: extensions/chains is not in this copy"
 
 
-def test_given_a_template_whose_end_of_a_turn_is_not_found_then_cut_answers_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(template, "_closing_ids", lambda builder: ())
-    assert finding(TEMPLATE).differences.keys() == {"an answer that was cut"}
+def test_given_a_copy_with_no_api_then_an_entry_is_refused_by_name(monkeypatch) -> None:
+    monkeypatch.setattr(start_up, "declared", dict)
+    monkeypatch.setattr(start_up, "program_of", lambda options: SimpleNamespace(check=lambda: None))
+    with pytest.raises(
+        ConfigError, match="path, agent=a:b: extensions/chat_completions is not in this copy; copy that"
+    ):
+        start_up.check_agent({"agent": "a:b"}, OmegaConf.create())
 
 
 def test_given_an_agent_whose_score_is_the_functions_then_its_rows_need_what_that_is_given() -> None:
@@ -104,22 +114,10 @@ def test_given_an_agent_whose_score_is_the_functions_then_its_rows_need_what_tha
     assert not BlackBoxAgent.scores_itself({"agent": "a:b", "reward": "function"})
 
 
-def test_given_a_family_without_a_builder_of_its_own_then_the_lost_newline_is_named() -> None:
-    found = finding(TEMPLATE, "unheard_of")
-    assert found.differences.keys() == {"a tool's result", "a user's message"}
-    assert all("\\n" in difference for difference in found.differences.values())
-
-
 def test_given_a_template_that_wants_arguments_as_text_or_has_no_calls_then_that_is_found() -> None:
     as_text = TEMPLATE.replace("c.function.arguments | tojson", "'' + c.function.arguments")
-    assert finding(as_text).has_text_arguments and not finding(as_text).refuses
+    assert Template.of(builder_of(as_text)[0]) == Template(has_text_arguments=True, refuses="")
+    assert Template.of(builder_of(TEMPLATE)[0]) == Template(has_text_arguments=False, refuses="")
     without = "{% if m.tool_calls %}{{ raise_exception('no tools') }}{% endif %}"
     refusing = TEMPLATE.replace("{{ m['content'] }}", without + "{{ m['content'] }}")
-    assert "no tools" in finding(refusing).refuses and not finding(refusing).differences
-
-
-def test_given_a_template_that_rewrites_earlier_turns_then_it_is_named() -> None:
-    trimmed = TEMPLATE.replace("{{ m['content'] }}", "{{ m['content'] if loop.last else m['content'] | upper }}")
-    assert "a chain has" in str(finding(trimmed).differences) or "cannot be appended" in str(
-        finding(trimmed).differences
-    )
+    assert "no tools" in Template.of(builder_of(refusing)[0]).refuses

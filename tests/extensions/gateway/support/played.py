@@ -13,8 +13,15 @@ THOUGHT_AND_CALL = 'hm</think>I add. <tool_call>{"name": "add",  "arguments": {"
 ADDED = f"[{THOUGHT_AND_CALL}<|im_end|>]\n<|im_start|>t\n3<|im_end|>\n<|im_start|>a\n[3<|im_end|>]"  # a row
 
 
+NESTED = '{"a": ' + "[" * 500 + "]" * 500 + "}"
+
+
 def openai_client(address: str, key: str, **options: Any) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, **options)
+
+
+async def by_chat(client: Any, messages: list[Any], **more: Any) -> Any:
+    return (await client.chat.completions.create(model="policy", messages=messages, **more)).choices[0].message
 
 
 def play(agent: HttpAgent | None, *, n: int = 1, limit_s: float = 300, **options: Any) -> Any:

@@ -9,11 +9,13 @@ import random
 from array import array
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
+from copy import deepcopy
 from hashlib import blake2b
 from typing import Any
 
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from recipe.async_dapo.core.outcome import GroupOutcome
 from recipe.async_dapo.core.round import GroupEvent
@@ -54,6 +56,17 @@ ADD = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
     },
 }
+
+
+def builder_of(chat_template: str, model_type: str = "qwen3") -> tuple[Any, Any]:
+    """verl's builder for this chat template, and its tokenizer."""
+    tokenizer = deepcopy(TOKENIZER)
+    tokenizer.chat_template = chat_template
+    builder = create_continuous_token_builder(
+        tokenizer, hf_model_type=model_type, chat_template_kwargs={}, mm_processor_kwargs={}, processor=None
+    )
+    return builder, tokenizer
+
 
 Agent = Callable[[Session, dict[str, Any]], Awaitable[Any]]  # in virtual time, without sockets
 HttpAgent = Callable[[str, str, dict[str, Any]], Awaitable[Any]]

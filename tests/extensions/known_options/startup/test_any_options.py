@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.async_dapo.extensions.known_options.ignored import IGNORED, SHADOWED
 from recipe.async_dapo.startup import overrides as startup_overrides
 from recipe.async_dapo.startup.overrides import CommandLine, compose_what_is_right
 from recipe.async_dapo.startup.preflight import findings
@@ -26,13 +25,14 @@ from ....support.refused_options import LINES
 from ..support.misspelt_sets import VALUES, misspelt_set
 
 choices = pytest.importorskip("recipe.async_dapo.extensions.known_values.choices", reason="may be absent")
+ignored = pytest.importorskip("recipe.async_dapo.extensions.old_options.ignored", reason="may be absent")
 rows = pytest.importorskip("recipe.async_dapo.extensions.known_values.rows", reason="may be absent")
 OWN = [f"async_dapo.{name}" for name in compose_run([]).async_dapo]
 KEYS = [
     *OWN,
     *NODES,
     *TYPES,
-    *(key for key, *_ in (*FIXED, *IGNORED, *SHADOWED, *choices.CHOICES, *choices.TRIED)),
+    *(key for key, *_ in (*FIXED, *ignored.IGNORED, *ignored.SHADOWED, *choices.CHOICES, *choices.TRIED)),
     *(one.key for one in (*RULES, *rows.ROWS)),
 ]
 WORDS = sorted({word for line in LINES for word in in_full(line.replace("->", " ")) if not word.startswith("-")})
@@ -65,6 +65,7 @@ def shared():
     """What all sets can have together: verl's yaml is read once, and each reward function has one process, which takes
     longer to start than all checks.
     """
+    pytest.importorskip("recipe.async_dapo.extensions.refused_overrides.words", reason="may be absent")
     trial = pytest.importorskip("recipe.async_dapo.extensions.reward_processes.trial", reason="may be absent")
     kept: dict[str, Any] = {}
 

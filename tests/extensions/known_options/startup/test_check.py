@@ -18,7 +18,11 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.skipif("known_values" not in declared(), reason="this copy knows no values")
+def needs(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not {*names} <= declared().keys(), reason=f"this copy lacks one of {', '.join(names)}")
+
+
+@needs("known_values", "old_options", "vllm_arguments")
 def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(run):
     mistakes = {
         "verl's options": [f"{ROLLOUT}top_p=0.9", "data.truncation=left"],
@@ -34,6 +38,7 @@ def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(r
         check_all(config)
 
 
+@needs("refused_overrides")
 def test_given_keys_that_do_not_exist_when_checked_then_each_is_named_and_the_other_checks_go_on(files, capsys):
     wrong = ("trainer.loger=x", "rollout.n=8", "+trainer.save_freqq=2", "+async_dapo.max_stalenes=3")
     assert main([*valid_overrides(files), *wrong, "trainer.critic_warmup=5"]) == 1
@@ -49,6 +54,7 @@ def test_given_keys_that_do_not_exist_when_checked_then_each_is_named_and_the_ot
     assert any(line.startswith("ok   model") for line in shown)
 
 
+@needs("refused_overrides")
 def test_given_a_yaml_of_the_users_that_has_a_key_nobody_reads_when_checked_then_it_is_named(files, tmp_path, capsys):
     own = "defaults: [async_dapo_trainer, _self_]\ntrainer: {save_freqq: 3}\n"
     (tmp_path / "mine.yaml").write_text(own)

@@ -1,23 +1,15 @@
 """Keys that nobody reads are named, with what was meant; keys whose readers take anything pass."""
 
-import random
 import re
 from itertools import takewhile
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from omegaconf import DictConfig
 
-from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.extensions.known_options import keys
-from recipe.async_dapo.startup import overrides
-from recipe.async_dapo.startup.overrides import CommandLine, compose_what_is_right
 from recipe.async_dapo.startup.preflight import findings
-from recipe.async_dapo_lab.overrides import compose_overrides
 
 from ....support.composed_runs import compose_run, of_options
-from ..support.misspelt_sets import misspelt_set
 
 ROLLOUT = "actor_rollout_ref.rollout"
 NOTHING = "nothing reads it"
@@ -29,16 +21,11 @@ def told(run, *options: str) -> list[str]:
 
 # An override with `+` -> what is said of it.
 UNREAD = f"""
-data.sampler.class_path=x -> {NOTHING} any more; verl's V1 trainer makes its own sampler: set data.shuffle and
 trainer.save_freqq=2 -> {NOTHING}; did you mean trainer.save_freq?
 trainer.v1.colocate_asyn.num_warmup_batches=2 -> {NOTHING}; did you mean trainer.v1.colocate_async.num_warmup_batches?
 trainer.temperature=1 -> {NOTHING}; did you mean {ROLLOUT}.temperature?
 {ROLLOUT}.val_kwarg.n=3 -> {NOTHING}; did you mean {ROLLOUT}.val_kwargs.n?
 rollout.n=8 -> {NOTHING}; did you mean {ROLLOUT}.n?
-rollout.nnodes=1 -> {NOTHING} any more; set {ROLLOUT}.nnodes
-async_training.staleness_threshold=0.1 -> {NOTHING} any more; set async_dapo.max_staleness [versions] or
-reward_model.overlong_buffer.enable=True -> {NOTHING} any more; set reward.reward_kwargs.overlong_buffer_cfg.enable
-critic.model.fsdp_config.param_offload=True -> {NOTHING} any more; set critic.fsdp.param_offload
 actor_rollout_ref.actor.megatron.sequence_parallel=True -> {NOTHING} with model_engine=dp; it belongs to model_engine=
 actor_rollout_ref.ref.policy_loss.loss_mode=gspo -> {NOTHING}; did you mean actor_rollout_ref.actor.policy_loss.loss_
 actor_rollout_ref.actor.fsdp_config.use_dynamic_bsz=True -> {NOTHING}; did you mean actor_rollout_ref.actor.use_dynamic
@@ -60,7 +47,6 @@ WRITTEN = """
 +async_dapo.max_stalenes=3 -> : nothing reads it; did you mean async_dapo.max_staleness\\?
 +async_dapo.reward.retries=2 -> : nothing reads it
 ++rollout.temprature=0.7 -> : nothing reads it; did you mean actor_rollout_ref.rollout.temperature\\?
-custom_reward_function.path=a.py -> : nothing reads it; set reward.custom_reward_function.path
 """.strip().splitlines()
 
 
@@ -141,69 +127,5 @@ def test_nodes_of_a_tool_around_the_recipe_are_known():
     assert not keys.unread_keys(compose_run([*WITH_REHEARSAL, "rehearsal.speedup=3"]))
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("data.train_files=~/x", "=~/x: write $HOME in place of ~, or quote it twice: 'data.train_files=\"~/x\"'"),
-        ("actor_rollout_ref.model.path=<MODEL>/x", "=<MODEL>/x: put a value of yours in place of <MODEL>"),
-        ("trainer.save_freq = 3", "= 3: leave out the blanks around ="),
-        ("trainer.project_name=a;b", "=a;b: Hydra cannot read the value (token recognition error at: ';'); quote it"),
-        ("trainer.save_freq=1,2", "=1,2: a run has one value; write a list as [a,b], and a text with a comma as"),
-        ("trainer.save_freq=[1", "=[1: Hydra cannot read the value (no viable"),
-        ("+trainer.save_freq=3", "=3: the option exists; leave out the +"),
-        ("~trainer.savefreq", "=<none>: nothing reads it; did you mean trainer.save_freq?"),
-        ("actor_rollout_ref.rollout.mtp.enable=True", "=True: follows actor_rollout_ref.model.mtp; set that"),
-        (
-            "actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-            "=sdpa: verl reads it, but its yaml does not have it; write +actor_rollout_ref.model.override_config.attn_",
-        ),
-        ("trainer.logger.x=1", "=1: Hydra says: invalid literal"),
-    ],
-)  # fmt: skip
-def test_what_hydra_cannot_read_or_apply_has_a_remedy_of_ours(override, said):
-    config, errors = compose_what_is_right(CommandLine.of(["trainer.nnodes=3", override, "async_dapo.max_staleness=2"]))
-    key = override.lstrip("+~").partition("=")[0].strip()
-    [error] = errors
-    assert str(error).startswith(f"{key}{said}")
-    assert (config.trainer.nnodes, config.async_dapo.max_staleness) == (3, 2)
-
-
 def before_data(config: DictConfig):
     return takewhile(lambda found: found.name != "environment", findings(config))
-
-
-def before_verls_own(config: DictConfig):
-    """Checks of the recipe's tables; another test asks for all."""
-    return takewhile(lambda found: found.name != "verl's own checks", findings(config))
-
-
-@pytest.fixture(scope="module")
-def cached_yaml():
-    """verl's yaml is read once: that takes half a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overrides, "composed", lambda line, texts: compose_run(texts))
-        yield
-
-
-@given(st.integers(0, 2**32))
-@settings(max_examples=15)
-def test_a_misspelt_key_is_named_whatever_stands_beside_it(cached_yaml, seed):
-    drawn = misspelt_set(random.Random(seed))
-    config, errors = compose_what_is_right(CommandLine(overrides=tuple(drawn.overrides)))
-    assert isinstance(config, DictConfig)
-    said = [*errors, *(one.error for one in before_verls_own(config) if one.error is not None)]
-    assert any(map(drawn.is_named, said)), said
-    assert not any("<not checked>" in str(error) for error in said), said
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("rollout.n=8", "^rollout.n=8: nothing reads it; did you mean actor_rollout_ref.rollout.n\\?$"),
-        ("model_engine=fsdp", "^model_engine=fsdp: .*Could not find 'model_engine/fsdp' Available options .*: dp"),
-        ("data.train_batch_size", "^data.train_batch_size=<missing>: give it a value: KEY=VALUE$"),
-    ],
-)
-def test_what_hydra_refuses_is_told_with_a_remedy(override, said):
-    with pytest.raises(ConfigError, match=said):
-        compose_overrides(["data.train_batch_size=8", override])

@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.extensions.responses import api
 
 from ...gateway.support.by_an_sdk import WHERE, check_errors_are_told
@@ -34,6 +35,7 @@ def echoed(output: Items) -> list[Items]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not {"chains", "reply_formats"} <= declared().keys(), reason="this copy reads no calls, or chains")
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("form", range(5))
 def test_given_reasoning_a_call_and_its_result_then_its_turns_are_one_chain_as_sampled(

@@ -14,7 +14,7 @@ from ...config.values import ConfigError, check_each
 from ...config.verl_keys import ACTOR, MODEL, REF, ROLLOUT
 from ...startup.preflight import Check, Seen, in_turn
 from ...startup.verl_options import require
-from .keys import UnreadKey, changed
+from ..known_options.keys import UnreadKey, changed
 from .old_keys import successor
 
 # (key, accepted values, what to set instead): read by nothing on the way from this recipe through the V1 trainer.

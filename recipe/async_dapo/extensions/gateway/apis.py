@@ -1,13 +1,24 @@
-"""What all APIs have in common: which parameters act, which are ignored, which are refused, and events of a stream.
+"""The APIs that agents may ask by, each an extension, and what they have in common: which parameters act, which are
+ignored, which are refused, events of a stream, and OpenAI's errors.
 
 Tokens are trained with the log-probs of the run's own distribution. A parameter that would sample from another one
 cannot act: where the run has its own value it is ignored, else refused.
 """
 
 import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from .messages import Refused
+from ...config.extensions import declared, load, not_in_copy
+from .messages import Refused, Reply, Request
+
+OF_EXTENSIONS = {  # which a copy may lack
+    "chat_completions": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "anthropic_messages": "/v1/messages",
+}
+OPENAI_PING = b": ping\n\n"
 
 _IGNORED = (  # the run has its own
     "temperature",
@@ -39,6 +50,43 @@ _REFUSED = (
     "audio",
 )
 _NEUTRAL: tuple[Any, ...] = (None, 0, 0.0, {}, [], "", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """A form in which agents ask, and are told.
+
+    Attributes:
+        path: that requests are posted to.
+        ping: what no client takes for a reply, in a stream.
+        request_of: of a body; raises `Refused` for what would change the distribution that tokens are sampled from.
+        body_of: of a whole reply.
+        events_of: the reply as a stream, with `has_usage`, whether the client wants its tokens counted.
+        error_of: what a client is told that is refused.
+    """
+
+    path: str
+    ping: bytes
+    request_of: Callable[[dict[str, Any]], Request]
+    body_of: Callable[[Reply], dict[str, Any]]
+    events_of: Callable[..., Iterator[bytes]]
+    error_of: Callable[[Refused], dict[str, Any]]
+
+
+def apis() -> Iterator[Api]:
+    """Those of this copy; one that it lacks refuses whatever it is asked."""
+    for name, one in declared().items():
+        if one.api:
+            yield load(name, one.api)
+    for name in OF_EXTENSIONS.keys() - declared().keys():
+        yield _absent(name, OF_EXTENSIONS[name])
+
+
+def _absent(name: str, path: str) -> Api:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Refused(404, f"{path} is not served: {not_in_copy(name, 'ask by another API')}", "not_found")
+
+    return Api(path=path, ping=OPENAI_PING, request_of=refuse, body_of=refuse, events_of=refuse, error_of=openai_error)
 
 
 def check_parameters(body: dict[str, Any]) -> tuple[str, ...]:
@@ -103,3 +151,17 @@ def event(data: dict[str, Any], name: str = "") -> bytes:
     """A server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data)}\n\n".encode()
+
+
+def openai_error(refused: Refused) -> dict[str, Any]:
+    kind = "invalid_request_error" if refused.status < 500 else "server_error"
+    error = {"message": str(refused), "type": kind, "param": None, "code": refused.code}
+    return {"error": error}
+
+
+def log_probs_of(reply: Reply) -> list[dict[str, Any]]:
+    """Of each token that was sampled, if they were asked for, as OpenAI has them."""
+    return [
+        {"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, log_prob in reply.tokens
+    ]

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from recipe.async_dapo.extensions.known_values.installed import vllm_arguments
+from recipe.async_dapo.extensions.vllm_arguments.arguments import vllm_arguments
 
 
 def test_arguments_read_from_the_source_are_those_of_the_class() -> None:

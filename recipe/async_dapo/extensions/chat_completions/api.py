@@ -4,8 +4,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .messages import Api, Message, Refused, Reply, Request, text_of, tool_call
-from .refusals import check_parameters, event, number_of_tokens, stop_strings
+from ..gateway.apis import (
+    OPENAI_PING,
+    Api,
+    check_parameters,
+    event,
+    log_probs_of,
+    number_of_tokens,
+    openai_error,
+    stop_strings,
+)
+from ..gateway.messages import Message, Refused, Reply, Request, text_of, tool_call
 
 
 def request_of(body: dict[str, Any]) -> Request:
@@ -57,12 +66,6 @@ def events_of(reply: Reply, *, has_usage: bool) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def error_of(refused: Refused) -> dict[str, Any]:
-    kind = "invalid_request_error" if refused.status < 500 else "server_error"
-    error = {"message": str(refused), "type": kind, "param": None, "code": refused.code}
-    return {"error": error}
-
-
 def _message(message: dict[str, Any]) -> Message:
     role = {"developer": "system", "function": "tool"}.get(message["role"], message["role"])
     plain: Message = {"role": role, "content": text_of(message.get("content"))}
@@ -101,19 +104,11 @@ def _log_probs(reply: Reply) -> dict[str, Any] | None:
     return {"content": log_probs_of(reply), "refusal": None} if reply.tokens else None
 
 
-def log_probs_of(reply: Reply) -> list[dict[str, Any]]:
-    """Of each token that was sampled, if they were asked for."""
-    return [
-        {"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, log_prob in reply.tokens
-    ]
-
-
 API = Api(
     path="/v1/chat/completions",
-    ping=b": ping\n\n",
+    ping=OPENAI_PING,
     request_of=request_of,
     body_of=body_of,
     events_of=events_of,
-    error_of=error_of,
+    error_of=openai_error,
 )

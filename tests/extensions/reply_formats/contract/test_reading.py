@@ -8,10 +8,10 @@ import pytest
 from verl.experimental.agent_loop.tool_parser import ToolParser
 
 from recipe.async_dapo.extensions.gateway.messages import Reply, Request
-from recipe.async_dapo.extensions.gateway.reading import ReplyReader, known_parsers
+from recipe.async_dapo.extensions.reply_formats.reading import FormatReader, known_parsers
 from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
-from ..support.world import ADD
+from ...gateway.support.world import ADD
 
 D = "\uff5cDSML\uff5c"
 SPECIAL = {  # tokens that models have, by the name of verl's parser; what is in none of them is text
@@ -83,7 +83,7 @@ def read(parser: str, said: str, **asked: object) -> Reply:
     token_ids = [*tokenizer.encode(said), tokenizer.eos_token_id]
     assert tokenizer.unk_token_id not in token_ids
     request = Request(messages=[], tools=[ADD], **asked)  # type: ignore[arg-type]
-    reader = ReplyReader(tokenizer, parser=parser)
+    reader = FormatReader(tokenizer, parser=parser, model_type=None, default="hermes")
     return asyncio.run(reader.read("r", request, token_ids, [0.0] * len(token_ids), prompt_tok=1, limit_tok=10**6))
 
 

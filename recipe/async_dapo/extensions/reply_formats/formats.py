@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .messages import Refused, json_of
+from ..gateway.messages import Refused, json_of
 
 
 def _between(begin: str, end: str) -> str:

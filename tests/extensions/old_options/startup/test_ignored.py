@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.async_dapo.config.values import ConfigErrors
-from recipe.async_dapo.extensions.known_options.ignored import IGNORED, SHADOWED, check_ignored
+from recipe.async_dapo.extensions.old_options.ignored import IGNORED, SHADOWED, check_ignored
 
 from ....support.composed_runs import of_options
 from ....support.refusals import another_value

@@ -1,24 +1,23 @@
 """What the model's tokens say: text, reasoning, and calls of tools, by verl's parsers."""
 
 import logging
-import re
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
 from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
+from ...config.values import check_choice
 from ...core.outcome import Cause, KnownPlaces
-from .messages import Reply, Request, ToolCall
-from .reply_formats import FORMATS, is_object, without_thoughts
+from ..gateway.messages import Refused, ToolCall
+from ..gateway.options import FILE
+from ..gateway.replies import Parts, ReplyReader
+from .formats import FORMATS, is_object, without_thoughts
 
 logger = logging.getLogger(__name__)
 
 _logged = KnownPlaces()  # of this worker
-_special: "WeakKeyDictionary[Any, re.Pattern[str]]" = WeakKeyDictionary()
 
 # transformers' model_type, or its beginning -> verl's parser. The first that fits counts.
 PARSERS = (
@@ -44,75 +43,55 @@ def known_parsers() -> list[str]:
     return sorted(ToolParser._registry)
 
 
-def _special_tokens(tokenizer: Any) -> re.Pattern[str]:
-    """A pattern of them; there may be thousands."""
-    if tokenizer not in _special:
-        tokens = [one.content for one in tokenizer.added_tokens_decoder.values() if one.special]
-        _special[tokenizer] = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
-    return _special[tokenizer]
-
-
-class ReplyReader:
-    """Reads replies of one model.
-
-    Args:
-        parser: name of verl's parser of tool calls; None: calls are text.
+class FormatReader(ReplyReader):
+    """Reads replies by one of verl's parsers of tool calls: the one that is named, else that of the model's family, if
+    it is known, else the default. A parser whose format is not known is given replies as a whole.
     """
 
-    def __init__(self, tokenizer: Any, *, parser: str | None) -> None:
-        self._tokenizer = tokenizer
-        self._parser = None if parser is None else ToolParser.get_tool_parser(parser, tokenizer)
-        self._format = FORMATS.get(parser or "", FORMATS["hermes"])
-        self._is_known = parser in FORMATS
-        self.stop_token_ids = [] if self._parser is None else list(self._parser.stop_token_ids)
+    def __init__(self, tokenizer: Any, *, parser: str | None, model_type: str | None, default: str) -> None:
+        super().__init__(tokenizer, parser=parser, model_type=model_type, default=default)
+        chosen = parser or parser_of(model_type) or default
+        self._parser = ToolParser.get_tool_parser(chosen, tokenizer)
+        self._format = FORMATS.get(chosen, FORMATS["hermes"])
+        self._is_known = chosen in FORMATS
+        self.stop_token_ids = list(self._parser.stop_token_ids)
         ends = tokenizer.encode(self._format.thought[1], add_special_tokens=False)  # the vocabulary would take 0.1 s
         self._thought_end = ends[0] if len(ends) == 1 and ends[0] != tokenizer.unk_token_id else None
-        self._special = _special_tokens(tokenizer)
 
-    async def read(
-        self,
-        name: str,
-        request: Request,
-        token_ids: list[int],
-        log_probs: Sequence[float],
-        *,
-        prompt_tok: int,
-        limit_tok: int,
-    ) -> Reply:
-        """The reply with these tokens, of which there could have been `limit_tok`."""
+    @classmethod
+    def check(cls, parser: str | None) -> None:
+        if parser is not None:
+            check_choice(f"{FILE}, parser", parser, known_parsers())
+
+    @classmethod
+    def warnings(cls, parser: str | None, model_type: str | None, default: str) -> list[str]:
+        if parser or parser_of(model_type):
+            return []
+        check_choice("actor_rollout_ref.rollout.multi_turn.format", default, known_parsers())
+        return [f"calls of tools are read by the parser {default}: which one {model_type} needs is not known"]
+
+    def check_tools(self, tools: list[dict[str, Any]]) -> None:
+        try:
+            list(map(schema_of, tools))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # sooner than when its calls are read
+            raise Refused(400, f"a tool is not understood: {error!r:.300}") from error
+
+    async def parts(self, name: str, token_ids: list[int], tools: list[dict[str, Any]]) -> Parts:
         reasoning, said = self._without_reasoning(token_ids)
-        text, calls = self._shown(said), tuple[ToolCall, ...]()
-        if self._parser is not None and request.tools:
-            text, found = await self._with_calls(said, [schema_of(tool) for tool in request.tools])
-            calls = tuple(
-                ToolCall(call_id=f"call_{name}_{number}", name=call.name, arguments=call.arguments)
-                for number, call in enumerate(found)
-            )
-        said_last = text or reasoning
-        stop_string = min((one for one in request.stop if one in said_last), key=said_last.index, default=None)
-        if stop_string is not None:
-            reasoning = reasoning if text else reasoning.partition(stop_string)[0]
-            text = text.partition(stop_string)[0]
-        ends = {self._tokenizer.eos_token_id, *self.stop_token_ids}
-        told = zip(token_ids, log_probs, strict=True) if request.has_log_probs else ()
-        return Reply(
-            name=name,
-            text=text,
-            reasoning=reasoning,
-            calls=calls,
-            is_cut=len(token_ids) >= limit_tok and token_ids[-1] not in ends and stop_string is None,
-            stop_string=stop_string,
-            prompt_tok=prompt_tok,
-            reply_tok=len(token_ids),
-            tokens=tuple((self._tokenizer.decode([token]), log_prob) for token, log_prob in told),
-            model=request.model,
+        if not tools:
+            return Parts(reasoning, self.shown(said))
+        text, found = await self._with_calls(said, [schema_of(tool) for tool in tools])
+        calls = (
+            ToolCall(call_id=f"call_{name}_{number}", name=call.name, arguments=call.arguments)
+            for number, call in enumerate(found)
         )
+        return Parts(reasoning, text, tuple(calls))
 
     def _without_reasoning(self, token_ids: list[int]) -> tuple[str, str]:
         """The reasoning, and what else the tokens say, with special tokens."""
         if self._format.is_harmony:
             reasoning, said = without_thoughts(self._tokenizer.decode(token_ids))
-            return self._shown(reasoning), said
+            return self.shown(reasoning), said
         begin, _ = self._format.thought
         thought_ids, said_ids = list[int](), token_ids
         if self._thought_end in token_ids:
@@ -121,13 +100,13 @@ class ReplyReader:
         thought, said = self._tokenizer.decode(thought_ids), self._tokenizer.decode(said_ids)
         if not thought_ids and said.startswith(begin):  # cut in the middle of it
             thought, said = said, ""
-        return self._shown(thought.strip().removeprefix(begin)).strip(), said
+        return self.shown(thought.strip().removeprefix(begin)).strip(), said
 
     async def _with_calls(self, said: str, tools: list[Any]) -> tuple[str, list[Any]]:
         """The text without the calls that can be read, and these. One that cannot be is part of the text."""
         if not self._is_known:
             rest, found = await self._parsed(said, tools)
-            return self._shown(rest if found else said), found
+            return self.shown(rest if found else said), found
         calls, left, end = list[Any](), "", 0
         for block in self._format.calls_in(said):
             if not self._format.is_readable(block[0]):
@@ -137,15 +116,14 @@ class ReplyReader:
                 left += said[end : block.start()]
                 calls, end = [*calls, *found], block.end()
         if not calls:
-            return self._shown(said), []
+            return self.shown(said), []
         left += said[end:]
         for marker in self._format.frame:
             left = left.replace(marker, "")
-        return self._shown(left).strip("\n"), calls
+        return self.shown(left).strip("\n"), calls
 
     async def _parsed(self, text: str, tools: list[Any]) -> tuple[str, list[Any]]:
         """What verl's parser makes of it; no calls, if one of them is none."""
-        assert self._parser is not None
         try:
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
             rest, found = await self._parser.extract_tool_calls(token_ids, tools)
@@ -154,10 +132,6 @@ class ReplyReader:
                 logger.warning("verl's parser of calls has failed at an answer, which stays text: %r", error)
             return "", []
         return (rest, found) if all(map(_is_call, found)) else ("", [])
-
-    def _shown(self, text: str) -> str:
-        """As agents see it: without special tokens."""
-        return self._special.sub("", text)
 
 
 def _is_call(call: Any) -> bool:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from ...config.values import ConfigError
 from ...startup import overrides
 from ...startup.overrides import CommandLine, plain
-from . import keys
+from ..known_options import keys
 
 
 def compose_each(line: CommandLine) -> tuple[DictConfig | None, list[ConfigError]]:

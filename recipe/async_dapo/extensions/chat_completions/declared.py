@@ -1,0 +1,5 @@
+"""OpenAI's chat completions for agents: the place where they plug in."""
+
+from ...config.extensions import Declared
+
+DECLARED = Declared(stands_on="gateway", api="api.API")
