@@ -155,9 +155,11 @@ class Gateway:
 
     async def _answer(self, api: Api, http: web.Request) -> web.StreamResponse:
         session = self._session_of(http)
-        body = await _body_of(http)
         try:
-            request: Request = api.request_of(body)
+            body = await _json_of(http)
+            if not isinstance(body, dict):
+                raise Refused(400, "the body must be a JSON object")
+            request = api.request_of(body)
         except (Refused, KeyError, TypeError, ValueError, AttributeError) as error:
             refused = error if isinstance(error, Refused) else Refused(400, f"the request is not understood: {error!r}")
             session.counts["requests"] += 1
@@ -222,17 +224,6 @@ def _pieces(api: Api, request: Request, reply: Reply) -> Iterator[bytes]:
         yield from api.events_of(reply, has_usage=request.has_usage)
     else:
         yield json.dumps(api.body_of(reply)).encode()
-
-
-async def _body_of(http: web.Request) -> dict[str, Any]:
-    """
-    Raises:
-        Refused: for what is no JSON object, or too long.
-    """
-    body = await _json_of(http)
-    if not isinstance(body, dict):
-        raise Refused(400, "the body must be a JSON object")
-    return body
 
 
 async def _json_of(http: web.Request) -> Any:

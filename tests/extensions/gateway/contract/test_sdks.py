@@ -120,8 +120,9 @@ def test_given_other_keys_paths_and_bodies_then_nothing_of_a_session_is_told() -
             assert await status(chat, key, json=body) == 200
         return 1.0
 
-    outcome, group, _ = play(agent, says=texts("yes"))
+    outcome, group, life = play(agent, says=texts("yes"))
     assert not outcome.reason, outcome.cause
+    assert life.counted["gateway/refused"] == 4, "what cannot be read is refused, as often as it comes"
     assert group.trajectories[0].outputs[-1].rest.reward_score == 0.25, "what is posted counts before what is returned"
 
 
