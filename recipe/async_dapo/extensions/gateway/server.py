@@ -27,7 +27,7 @@ from aiohttp import web
 
 from ...config.values import ConfigError
 from ...core.outcome import Cause, KnownPlaces
-from .apis import Api, apis, openai_error
+from .apis import Api, apis, event, openai_error
 from .messages import Refused, Reply, Request, json_of
 from .options import FILE, NODE
 from .result import scored
@@ -199,10 +199,13 @@ class Gateway:
         except ConnectionError:
             logger.debug("the client of a request has gone; it may ask again")
             return response, False
-        except Exception as error:  # too late for a status: the client comes again, and is told then
-            if not isinstance(error, Refused):
-                self._failed(http, error)
-            if http.transport is not None:
+        except Exception as error:  # too late for a status
+            refused = error if isinstance(error, Refused) else self._failed(http, error)
+            if request.streams:
+                with suppress(ConnectionError):
+                    await response.write(event(api.error_of(refused), "error"))
+                    await response.write_eof()
+            elif http.transport is not None:  # the client comes again, and is told then
                 http.transport.abort()
             return response, False
         return response, True

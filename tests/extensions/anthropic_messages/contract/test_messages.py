@@ -8,7 +8,12 @@ import pytest
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.extensions.anthropic_messages import api
 
-from ...gateway.support.by_an_sdk import WHERE, check_errors_are_told, check_nothing_is_asked_again
+from ...gateway.support.by_an_sdk import (
+    WHERE,
+    check_a_late_refusal_is_told,
+    check_errors_are_told,
+    check_nothing_is_asked_again,
+)
 from ...gateway.support.played import ADDED, THOUGHT_AND_CALL, rows
 from ...gateway.support.world import ADD, QUESTION
 
@@ -59,13 +64,23 @@ async def at_once(address: str, key: str, **options: Any) -> str:
         return (await client.messages.create(**asked)).content[0].text
 
 
-async def streamed(address: str, key: str, **options: Any) -> str:
-    asked: dict[str, Any] = {"model": "policy", "messages": QUESTION, "max_tokens": 99}
+async def streamed(address: str, key: str, question: str = "What is a loon?", **options: Any) -> str:
+    messages = [{"role": "user", "content": question}]
+    asked: dict[str, Any] = {"model": "policy", "messages": messages, "max_tokens": 99}
     async with (
         anthropic.AsyncAnthropic(base_url=address, api_key=key, **options) as client,
         client.messages.stream(**asked) as stream,
     ):
         return (await stream.get_final_message()).content[0].text  # type: ignore[union-attr]
+
+
+def test_given_a_refusal_when_a_stream_has_begun_then_its_client_is_told_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def stream(address: str, key: str, question: str) -> str:
+        return await streamed(address, key, question, max_retries=0)
+
+    check_a_late_refusal_is_told(monkeypatch, stream, anthropic.APIStatusError)
 
 
 @pytest.mark.slow

@@ -11,7 +11,12 @@ from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.extensions.chat_completions import api
 from recipe.async_dapo.extensions.gateway.messages import tool_call
 
-from ...gateway.support.by_an_sdk import WHERE, check_errors_are_told, check_nothing_is_asked_again
+from ...gateway.support.by_an_sdk import (
+    WHERE,
+    check_a_late_refusal_is_told,
+    check_errors_are_told,
+    check_nothing_is_asked_again,
+)
 from ...gateway.support.played import NESTED, THOUGHT_AND_CALL, by_chat, openai_client, play, rows
 from ...gateway.support.world import ADD, QUESTION, texts
 
@@ -47,11 +52,20 @@ async def at_once(address: str, key: str, **limits: Any) -> str:
         return (await by_chat(client, QUESTION)).content
 
 
-async def streamed(address: str, key: str, **limits: Any) -> str:
+async def streamed(address: str, key: str, question: str = "What is a loon?", **limits: Any) -> str:
     async with openai_client(address, key, **limits) as client:
-        asked: dict[str, Any] = {"model": "policy", "messages": QUESTION}
+        asked: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": question}]}
         said = await client.chat.completions.create(**asked, stream=True)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in said])
+
+
+def test_given_a_refusal_when_a_stream_has_begun_then_its_client_is_told_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def stream(address: str, key: str, question: str) -> str:
+        return await streamed(address, key, question, max_retries=0)
+
+    check_a_late_refusal_is_told(monkeypatch, stream, openai.APIError)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ async def three_turns(base_url: str, key: str, sample: dict[str, Any]) -> dict[s
         for _ in range(TURNS):
             try:
                 messages += [await said(), CHECK]
-            except (openai.BadRequestError, anthropic.BadRequestError) as error:
+            except (openai.APIError, anthropic.APIError) as error:  # in a stream there is no status
                 if "maximum context length" not in str(error):
                     raise
                 break

@@ -1,5 +1,6 @@
 """What holds for whatever API an agent asks by: checks that each API's tests make with its vendor's SDK."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -70,6 +71,34 @@ def check_errors_are_told(
     assert life.counted["gateway/errors"] == 1 and life.counted["gateway/failed_sessions"] == 0
     assert life.server.requests == len(group.trajectories[0].outputs) == 1, "the turn is sampled once"
     assert "the gateway has failed at a request to /v1/" in caplog.text and "unheard of" in caplog.text
+
+
+def check_a_late_refusal_is_told(monkeypatch: pytest.MonkeyPatch, stream: Ask, error: type[Exception]) -> None:
+    """A request that is refused when its stream has begun: the SDK raises the API's error, and the agent goes on.
+
+    Args:
+        stream: of address, key, and the question.
+        error: of the SDK.
+    """
+    monkeypatch.setattr(server, "PING_S", PINGS_S)
+    turn = Session._turn
+
+    async def late(self: Session, *args: Any) -> Any:
+        while not self.counts["pings"]:  # noqa: ASYNC110 (a count has no event)
+            await asyncio.sleep(PINGS_S)
+        return await turn(self, *args)
+
+    monkeypatch.setattr(Session, "_turn", late)
+
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        with pytest.raises(error, match="maximum context length"):
+            await stream(address, key, "y" * 6000)
+        assert await stream(address, key, "Go on.") == "yes"
+        return 1.0
+
+    outcome, _, life = play(agent, says=texts("yes"))
+    assert not outcome.reason, outcome.cause
+    assert life.counted["gateway/refused"] == life.server.requests == 1
 
 
 def check_nothing_is_asked_again(monkeypatch: pytest.MonkeyPatch, asks: Mapping[str, Ask]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.extensions.responses import api
 
-from ...gateway.support.by_an_sdk import WHERE, check_errors_are_told
+from ...gateway.support.by_an_sdk import WHERE, check_a_late_refusal_is_told, check_errors_are_told
 from ...gateway.support.played import ADDED, THOUGHT_AND_CALL, openai_client, play, rows
 from ...gateway.support.world import ADD, QUESTION, texts
 
@@ -79,6 +79,16 @@ def test_given_text_in_place_of_items_a_limit_or_log_probs_then_they_act() -> No
 
     outcome, *_ = play(agent, says=texts("a b c"))
     assert not outcome.reason, outcome.cause
+
+
+def test_given_a_refusal_when_a_stream_has_begun_then_its_client_is_told_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def stream(address: str, key: str, question: str) -> str:
+        async with openai_client(address, key, max_retries=0) as client:
+            return str((await by_responses(client, question, streams=True)).output_text)
+
+    check_a_late_refusal_is_told(monkeypatch, stream, openai.APIError)
 
 
 REFUSED: dict[str, dict[str, Any]] = {
