@@ -7,6 +7,11 @@ from pathlib import Path
 from ..own_ray import OWN_RAY_ENVIRONMENT
 
 PLUGIN_PATH = Path(__file__).parents[1] / "cpu" / "plugin"
+# What a Ray of a run's own does not do.
+SMALL_RAY = {
+    "RAY_prestart_worker_first_driver": "0",  # none of a run's processes fits those that Ray starts ahead
+    "RAY_enable_metrics_collection": "0",  # they are for a dashboard
+}
 
 
 def cpu_environment(base: Mapping[str, str], *, code_path: Path | None = None) -> dict[str, str]:
@@ -33,12 +38,12 @@ def run_environment(base: Mapping[str, str], *, code_path: Path, output: Path, r
     return (
         environment
         | OWN_RAY_ENVIRONMENT
+        | SMALL_RAY
         | {
             "DIST_INIT_METHOD": f"file://{ray_folder / 'ranks'}",  # verl's; torch's stores listen on all addresses
             "HF_HUB_OFFLINE": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             "VLLM_NO_USAGE_STATS": "1",
-            "RAY_prestart_worker_first_driver": "0",  # none of a run's processes fits those that Ray starts ahead
             "PYTHONUNBUFFERED": "1",
             "VERL_FILE_LOGGER_PATH": str(output / "metrics.jsonl"),
             "TENSORBOARD_DIR": str(output / "tensorboard"),

@@ -28,7 +28,7 @@ import psutil
 from .activation import run_environment
 from .forks import shim
 from .forks.server import EXECUTABLE, FORKED_FOR, SOCKET
-from .supervision import TrainingProcess
+from .supervision import LOOKING_SHARE, TrainingProcess
 
 # Entry points of large packages, each with what it needs. Names in the server's command, they leave room for the titles
 # of forks, too.
@@ -166,10 +166,12 @@ class ForkedTraining(TrainingProcess):
     def _memory_bytes(self, processes: Sequence[psutil.Process]) -> int:
         """A page that several forks have is counted once. The kernel takes 0.1 s for each process, so this looks now
         and then, and says 0 in between."""
-        if time.monotonic() < self._next_memory_look:
+        if (began := time.monotonic()) < self._next_memory_look:
             return 0
-        self._next_memory_look = time.monotonic() + _MEMORY_S
-        return sum(map(_share_bytes, processes))
+        used = sum(map(_share_bytes, processes))
+        took = time.monotonic() - began
+        self._next_memory_look = began + max(_MEMORY_S, took / LOOKING_SHARE)
+        return used
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:
@@ -183,12 +185,13 @@ def children(process: psutil.Process) -> list[psutil.Process]:
 
 def _with(variable: bytes) -> Iterator[int]:
     """Processes that have it in their environment."""
-    for folder in Path("/proc").glob("[0-9]*"):
+    for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if variable in (folder / "environ").read_bytes().split(b"\0"):
-                yield int(folder.name)
+            shown = Path("/proc", name, "environ").read_bytes()
         except OSError:  # it has ended, or belongs to another user
-            pass
+            continue
+        if variable in shown and variable in shown.split(b"\0"):
+            yield int(name)
 
 
 def _share_bytes(process: psutil.Process) -> int:

@@ -21,7 +21,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 _SEGMENT_PREFIXES = ("psm_", "verl_weights_")  # of `multiprocessing.shared_memory`, of verl's weight transfer
 _PR_SET_CHILD_SUBREAPER = 36
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
-_INSPECTION_S = 1.0  # one takes some 15 ms: too much for every look at the metrics
+_INSPECTION_S = 1.0  # too much for every look at the metrics, but
+LOOKING_SHARE = 0.02  # of the time at most is spent on it
 
 _INSPECT = "import sys; from vllm import ModelRegistry; ModelRegistry.models[sys.argv[1]].inspect_model_cls()"
 
@@ -146,18 +147,25 @@ class TrainingProcess:
             segment.unlink(missing_ok=True)
 
     def _inspect(self) -> None:
+        began = time.monotonic()
         processes = self.descendants()
         self.segments.update(segment for process in processes for segment in open_segments(process.pid))
+        took = time.monotonic() - began
         self.peak_memory_bytes = max(self.peak_memory_bytes, self._memory_bytes(processes))
-        self._next_inspection = time.monotonic() + _INSPECTION_S
+        self._next_inspection = began + max(_INSPECTION_S, took / LOOKING_SHARE)
 
     def _memory_bytes(self, processes: Sequence[psutil.Process]) -> int:
         return sum(map(_private_bytes, processes))
 
     def descendants(self) -> list[psutil.Process]:
         """The process and all that it has started, orphans included."""
-        children = [child for child in psutil.Process().children() if child.pid not in self._not_ours]
-        return children + [process for child in children for process in _children(child)]
+        found, not_ours = [], set(self._not_ours)
+        for process in psutil.Process().children(recursive=True):  # parents first
+            if process.pid in not_ours or _parent(process) in not_ours:
+                not_ours.add(process.pid)
+            else:
+                found.append(process)
+        return found
 
 
 class RayFolder:
@@ -194,11 +202,11 @@ def _adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def _children(process: psutil.Process) -> list[psutil.Process]:
+def _parent(process: psutil.Process) -> int | None:
     try:
-        return process.children(recursive=True)
+        return process.ppid()
     except psutil.NoSuchProcess:
-        return []
+        return None
 
 
 def _private_bytes(process: psutil.Process) -> int:
