@@ -25,9 +25,10 @@ collect_cycles_rarely()  # tests import a million objects
 
 TESTS = Path(__file__).parent
 CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo_lab" / "cpu" / "plugin"
-# Trainings first, long ones before short ones, and last the one that keeps all cores busy by itself; of the rest first
-# what waits more than it computes.
+# First what waits more than it computes, beside trainings: long ones before short ones, and last the one that keeps all
+# cores busy by itself. Of the rest, too, first what waits.
 ORDER = (
+    "ray/",
     "e2e/test_partial_rollout.py",
     "e2e/test_gateway.py",
     "e2e/test_multi_turn.py",
@@ -38,7 +39,6 @@ ORDER = (
     "e2e/test_faults.py",
     "e2e/test_dying_engines.py",
     "e2e/",
-    "ray/",
     "cpu/",
     "plan/",
     "coroutines/",
@@ -96,9 +96,12 @@ prepare_own_ray()
 
 
 def next_file(waiting: Sequence[str], running: Sequence[str]) -> str | None:
-    """The first training, as long as there is room for one beside the files that run; then the first of the others."""
-    taken = sum(map(_lanes_of, running))
+    """The first training, as long as there is room for one beside the files that run; then the first of the others. Of
+    those that mostly wait one at a time: what runs beside it needs the cores meanwhile.
+    """
+    taken, waits = sum(map(_lanes_of, running)), any(map(_mostly_waits, running))
     fit = [one for one in waiting if not (need := _lanes_of(one)) or taken + need <= TRAINING_LANES]
+    fit = [one for one in fit if not (waits and _mostly_waits(one))]
     return next((file for file in fit if _lanes_of(file)), next(iter(fit), None))
 
 
@@ -108,6 +111,10 @@ def _lanes_of(file: str) -> float:
     if name in ALONE:
         return TRAINING_LANES
     return 0.5 if name.startswith(LIGHT) else name.startswith("e2e/")
+
+
+def _mostly_waits(file: str) -> bool:
+    return _in_tier(file.removeprefix("tests/")).startswith("ray/")
 
 
 def _in_tier(path: str) -> str:

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import peft
@@ -26,6 +25,7 @@ from recipe.async_dapo_lab.export import Adapter, export
 from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 from recipe.async_dapo_lab.quickstart.tiny_model import build_model, build_tokenizer
 
+from ..support.fork_server import executable
 from ..support.ranks import run_ranks
 from ..support.recorded_runs import write_recipe_run
 
@@ -130,7 +130,7 @@ def test_given_an_exported_model_when_vllm_loads_it_then_it_answers_as_transform
         sampling={"temperature": 0.0, "max_tokens": 16, "ignore_eos": True},
     )
     done = subprocess.run(
-        [sys.executable, "-m", Question.__module__],
+        [executable(), "-m", Question.__module__],
         input=question.to_json(),
         cwd=ROOT,
         env=cpu_environment(os.environ, code_path=ROOT),

@@ -50,6 +50,9 @@ def test_a_lane_works_on_whatever_others_train() -> None:
     assert next_file(waiting, trained) == "tests/contract/test_options.py"
     assert next_file(waiting, trained[:1]) == "tests/e2e/test_lora.py"
     assert next_file(waiting[:1], trained) is None
+    on_ray = ("tests/ray/", "tests/extensions/signals/ray/test_signals.py")
+    assert next_file((on_ray[1], *waiting), on_ray[:1]) == "tests/e2e/test_lora.py"
+    assert next_file(on_ray[1:], on_ray[:1]) is None
 
 
 def test_files_that_share_a_cluster_go_to_one_lane() -> None:

@@ -24,6 +24,7 @@ from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, verify
 from recipe.async_dapo_lab.rehearsal.options import RehearsalOptions
 from recipe.async_dapo_lab.rehearsal.report import Ended, load_rehearsal
 
+from ..support.fork_server import ForkedTraining
 from ..support.harness import ledger_closes
 
 # On a busy machine; how soon a run starts and ends is measured on a free one.
@@ -35,6 +36,11 @@ MIXED = (
     "async_dapo.importance_sampling=mixture",
     "async_dapo.max_tokens_per_round=1024",  # so that trajectories are interrupted, however fast the machine is
 )
+
+
+class ForkedLife(life.Life):
+    def _driver(self, command: list[str], environment: dict[str, str], log: Path) -> ForkedTraining:
+        return ForkedTraining(command, environment=environment, log_file=log)
 
 
 class Struck(NamedTuple):
@@ -57,7 +63,7 @@ def struck(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         patch.setattr(chain, "LIMIT_S", HUNG_S)
         patch.setattr(chain, "START_LIMIT_S", START_S)
         patch.setattr(life, "GRACE_S", FOLLOW_S)
-        Chain(Stack.EMULATED, command_of_life, folder, seed=0, add=rows.append).play(request.param)
+        Chain(Stack.EMULATED, command_of_life, folder, seed=0, add=rows.append, life=ForkedLife).play(request.param)
     return Struck(request.param, folder, rows)
 
 

@@ -2,7 +2,8 @@
 
 What trains are the examples of data, reward, agent loop and tool, with the options of their own commands, in a folder
 that holds them and nothing else. Both nodes ask for a token, so nobody else gets anything. The strategy is
-`consistent`: what is under way when a step has enough is finished, on both nodes.
+`consistent`: what is under way when a step has enough is finished, on both nodes. Its processes are forks of the tests'
+server, which Ray starts as it would start them itself; with --nightly they are what users have, too.
 """
 
 import json
@@ -74,8 +75,8 @@ def write_examples(driver: Path, notes: Path) -> None:
     prompts.to_parquet(file)
 
 
-@pytest.fixture(scope="module")
-def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Run:
+@pytest.fixture(scope="module", params=["forked", pytest.param("started", marks=pytest.mark.nightly)])
+def run(request: pytest.FixtureRequest, assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("nodes")
     (folder / "notes").mkdir()
     driver = folder / "driver"
@@ -91,6 +92,7 @@ def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Run:
             steps=STEPS,
             strategy="consistent",
             overrides=[*(word.replace("=examples/", f"={MODULE}/") for word in words), *OVERRIDES],
+            forked=request.param == "forked",
         ) as exit_code,
     ):
         strangers = {name: join_as_stranger(nodes.address, has) for name, has in STRANGERS.items()}

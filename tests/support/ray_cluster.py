@@ -1,7 +1,8 @@
-"""A small Ray of one's own, in a short folder, that leaves nothing behind."""
+"""A small Ray of one's own, in a short folder, that leaves nothing behind. Its actors' processes are forks."""
 
 import gc
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -10,9 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import ray
 
-from recipe.async_dapo_lab.quickstart.activation import cpu_environment
+from recipe.async_dapo_lab.quickstart.activation import SMALL_RAY, cpu_environment
+
+from .fork_server import executable
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -21,15 +25,21 @@ REPOSITORY = Path(__file__).parents[2]
 def local_ray() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="r")
     environment = cpu_environment(os.environ, code_path=REPOSITORY)
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100_000_000,
-        log_to_driver=False,
-        _temp_dir=folder,
-        runtime_env={"env_vars": {name: environment[name] for name in ("PYTHONPATH", "VERL_PLATFORM")}},
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SMALL_RAY.items():
+            patch.setenv(name, value)
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=100_000_000,
+            log_to_driver=False,
+            _temp_dir=folder,
+            runtime_env={
+                "env_vars": {name: environment[name] for name in ("PYTHONPATH", "VERL_PLATFORM")},
+                "py_executable": shlex.quote(executable()),
+            },
+        )
     try:
         yield
     finally:

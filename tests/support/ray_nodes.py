@@ -9,17 +9,20 @@ from pathlib import Path
 
 from benchmarks.faults.two_nodes import start_node
 from recipe.async_dapo_lab.own_ray import OWN_RAY_ENVIRONMENT, PATIENCE
-from recipe.async_dapo_lab.quickstart.activation import cpu_environment
+from recipe.async_dapo_lab.quickstart.activation import SMALL_RAY, cpu_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
 
 from .doors import free_ports
+from .fork_server import ForkedTraining
 from .harness import ROOT, StallWatch
 
 RAY = Path(sys.executable).with_name("ray")
 TOKEN = "0123456789abcdef" * 4
-RAY_ENVIRONMENT = PATIENCE | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+RAY_ENVIRONMENT = (
+    PATIENCE | SMALL_RAY | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +90,14 @@ def training_on(
     overrides: Sequence[str],
     engines: int = 1,
     environment: Mapping[str, str] | None = None,
+    forked: bool = False,
 ) -> Iterator[int]:
     """Train to the end. What is left of it is ended with the context, but for the nodes.
 
     Args:
         driver: its folder.
         environment: further variables of the driver.
+        forked: whether its processes on both nodes are forks of the tests' server.
 
     Yields:
         The driver's exit code.
@@ -115,11 +120,12 @@ def training_on(
         "PYTHONUNBUFFERED": "1",
         "VERL_FILE_LOGGER_PATH": str(driver / "metrics.jsonl"),
     }
-    shell = f'cd "{driver}" && exec "{sys.executable}" -m {module} "$@"'
-    process = TrainingProcess(
-        ["bash", "-c", shell, "train", *command],
+    kind = ForkedTraining if forked else TrainingProcess
+    process = kind(
+        [sys.executable, "-m", module, *command],
         environment=cpu_environment(os.environ, code_path=ROOT) | RAY_ENVIRONMENT | own | dict(environment or {}),
         log_file=driver / "train.log",
+        folder=driver,
     )
     with process:
         stall = StallWatch(driver)

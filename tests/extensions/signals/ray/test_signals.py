@@ -1,4 +1,4 @@
-"""Signals to a driver that waits within Ray."""
+"""Signals to a driver that waits within Ray. It, and the actor's process, are forks of the tests' server."""
 
 import os
 import shlex
@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from recipe.async_dapo_lab.quickstart.activation import SMALL_RAY
+
+from ....support.fork_server import executable
 from ....support.real_actors import PATIENCE_S
 from ....support.signals import as_in_the_foreground
 
@@ -32,7 +35,7 @@ from recipe.async_dapo.main_async_dapo import explained
 from recipe.async_dapo.runtime.interruption import stay_interruptible
 from recipe.async_dapo.record.checkpoint_folder import saving
 
-folder, place = Path(sys.argv[1]), sys.argv[2]
+folder, place, python = Path(sys.argv[1]), *sys.argv[2:]
 noted_step.PATIENCE_S = 300.0  # for a busy machine to say which step it was
 
 
@@ -50,7 +53,13 @@ def train(folder, place):
 
 trainer = {"default_local_dir": str(folder), "save_freq": 2, "resume_mode": "auto"}
 with explained(), told_how_to_go_on(OmegaConf.create({"trainer": trainer})):
-    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=100_000_000, _temp_dir=str(folder / "r"))
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        object_store_memory=100_000_000,
+        _temp_dir=str(folder / "r"),
+        runtime_env={"py_executable": python},
+    )
     stay_interruptible()
     ray.get(ray.remote(train).remote(folder, place))
 """
@@ -67,11 +76,11 @@ with explained(), told_how_to_go_on(OmegaConf.create({"trainer": trainer})):
 def test_given_a_signal_when_the_driver_waits_in_ray_then_it_says_where_the_run_was_and_what_goes_on(number, place):
     with tempfile.TemporaryDirectory(prefix="s", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        command = [sys.executable, "-c", DRIVER, name, place]
+        arguments = ["-c", DRIVER, name, place, shlex.quote(executable())]
         driver = subprocess.Popen(
-            command,
+            [executable(), *arguments],
             cwd=REPOSITORY,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            env=os.environ | SMALL_RAY | {"PYTHONPATH": str(REPOSITORY)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -85,5 +94,5 @@ def test_given_a_signal_when_the_driver_waits_in_ray_then_it_says_where_the_run_
         _, said = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 128 + number, said
     words = f"async_dapo: interrupted in step 7 of 300; {folder}/global_step_4 is saved\nTo go on from there: "
-    assert words + shlex.join(command) in said
+    assert words + shlex.join([sys.executable, *arguments]) in said
     assert "Traceback" not in said and "SIGTERM received" not in said
