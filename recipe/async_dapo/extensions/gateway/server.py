@@ -201,12 +201,14 @@ class Gateway:
             return response, False
         except Exception as error:  # too late for a status
             refused = error if isinstance(error, Refused) else self._failed(http, error)
-            if request.streams:
-                with suppress(ConnectionError):
-                    await response.write(event(api.error_of(refused), "error"))
-                    await response.write_eof()
-            elif http.transport is not None:  # the client comes again, and is told then
-                http.transport.abort()
+            told = api.error_of(refused)
+            if _RESENT in http.headers and not request.streams:  # its SDK comes again, and is told then
+                if http.transport is not None:
+                    http.transport.abort()
+                return response, False
+            with suppress(ConnectionError):
+                await response.write(event(told, "error") if request.streams else json.dumps(told).encode())
+                await response.write_eof()
             return response, False
         return response, True
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
@@ -66,6 +67,21 @@ def test_given_a_refusal_when_a_stream_has_begun_then_its_client_is_told_and_goe
         return await streamed(address, key, question, max_retries=0)
 
     check_a_late_refusal_is_told(monkeypatch, stream, openai.APIError)
+
+
+def test_given_a_refusal_of_a_client_without_an_sdk_that_has_waited_then_it_is_in_the_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def bare(address: str, key: str, question: str) -> str:
+        body = {"model": "policy", "messages": [{"role": "user", "content": question}]}
+        url, headers = f"{address}/v1/chat/completions", {"Authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession(headers=headers) as client, client.post(url, json=body) as response:
+            told = await response.json()
+        if "error" in told:
+            raise LookupError(told["error"]["message"])
+        return str(told["choices"][0]["message"]["content"])
+
+    check_a_late_refusal_is_told(monkeypatch, bare, LookupError)
 
 
 @pytest.mark.slow

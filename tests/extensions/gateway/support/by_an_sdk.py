@@ -73,12 +73,12 @@ def check_errors_are_told(
     assert "the gateway has failed at a request to /v1/" in caplog.text and "unheard of" in caplog.text
 
 
-def check_a_late_refusal_is_told(monkeypatch: pytest.MonkeyPatch, stream: Ask, error: type[Exception]) -> None:
-    """A request that is refused when its stream has begun: the SDK raises the API's error, and the agent goes on.
+def check_a_late_refusal_is_told(monkeypatch: pytest.MonkeyPatch, ask: Ask, error: type[Exception]) -> None:
+    """A request that is refused when its reply has begun: the client raises the API's error, and the agent goes on.
 
     Args:
-        stream: of address, key, and the question.
-        error: of the SDK.
+        ask: of address, key, and the question.
+        error: of the client.
     """
     monkeypatch.setattr(server, "PING_S", PINGS_S)
     turn = Session._turn
@@ -92,8 +92,8 @@ def check_a_late_refusal_is_told(monkeypatch: pytest.MonkeyPatch, stream: Ask, e
 
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
         with pytest.raises(error, match="maximum context length"):
-            await stream(address, key, "y" * 6000)
-        assert await stream(address, key, "Go on.") == "yes"
+            await ask(address, key, "y" * 6000)
+        assert await ask(address, key, "Go on.") == "yes"
         return 1.0
 
     outcome, _, life = play(agent, says=texts("yes"))
