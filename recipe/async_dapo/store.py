@@ -12,7 +12,6 @@ import transfer_queue as tq
 from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.workers.utils.padding import response_from_nested
 
 from .core.staleness import VersionTag
 from .core.trajectory import PromptGroup, Trajectory
@@ -136,7 +135,7 @@ def withhold(batch: KVBatchMeta, *, oldest_version: int) -> int:
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag["min_global_steps"] < oldest_version]
     if not keys:
         return 0
-    data = _read(batch, ["response_mask", "policy_versions"], keys)
+    data = read(batch, ["response_mask", "policy_versions"], keys)
     masks, withheld_tok = [], 0
     for mask_T, versions_T in zip(data["response_mask"].unbind(), data["policy_versions"].unbind(), strict=True):
         is_stale_T = (versions_T >= 0) & (versions_T < oldest_version)
@@ -148,7 +147,7 @@ def withhold(batch: KVBatchMeta, *, oldest_version: int) -> int:
     return withheld_tok
 
 
-def _read(batch: KVBatchMeta, fields: list[str], keys: Sequence[str] | None = None) -> TensorDict:
+def read(batch: KVBatchMeta, fields: list[str], keys: Sequence[str] | None = None) -> TensorDict:
     """Fields of a batch, or of some of its keys."""
     wanted = batch.keys if keys is None else list(keys)
     return tq.kv_batch_get(keys=wanted, partition_id=batch.partition_id, select_fields=fields)
@@ -156,14 +155,8 @@ def _read(batch: KVBatchMeta, fields: list[str], keys: Sequence[str] | None = No
 
 def read_fields(batch: KVBatchMeta, fields: list[str]) -> dict[str, list[torch.Tensor]]:
     """Fields of a batch, a tensor [T] for each trajectory."""
-    data = _read(batch, fields)
+    data = read(batch, fields)
     return {name: list(data[name].unbind()) for name in fields}
-
-
-def read_extra_fields(batch: KVBatchMeta) -> list[dict[str, Any]]:
-    """What agent loops, and `_rows`, have left of each trajectory."""
-    fields: list[dict[str, Any]] = _read(batch, ["extra_fields"]).pop("extra_fields").tolist()
-    return fields
 
 
 def read_object(key: str, field: str) -> Any:
@@ -179,12 +172,6 @@ def write_field(batch: KVBatchMeta, field: str, rows: Iterable[torch.Tensor]) ->
     tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
     if batch.fields is not None and field not in batch.fields:
         batch.fields.append(field)
-
-
-def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
-    """What `compute_log_prob` has just left for each trajectory's response, [T] nats."""
-    data = _read(batch, ["log_probs", "response_mask"])
-    return list(response_from_nested(data["log_probs"], data["response_mask"]).unbind())
 
 
 def exclude_from_denominator(batch: KVBatchMeta, updates: Iterable[Sequence[int]]) -> None:
@@ -205,7 +192,7 @@ def exclude_from_denominator(batch: KVBatchMeta, updates: Iterable[Sequence[int]
 
 def read_padded(batch: KVBatchMeta, fields: list[str]) -> TensorDict:
     """Fields of a batch, each padded with zeros to [B, T]."""
-    return _read(batch, fields).to_padded_tensor()
+    return read(batch, fields).to_padded_tensor()
 
 
 def is_padding(tag: dict[str, Any]) -> bool:
@@ -220,7 +207,7 @@ def complete_padding(batch: KVBatchMeta) -> None:
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if is_padding(tag)]
     if not keys:
         return
-    masks = _read(batch, ["response_mask"], keys)["response_mask"].unbind()
+    masks = read(batch, ["response_mask"], keys)["response_mask"].unbind()
     versions = [torch.full_like(mask_T, -1, dtype=torch.int32) for mask_T in masks]
     nested = torch.nested.as_nested_tensor(versions, layout=torch.jagged)
     fields = TensorDict({"policy_versions": nested}, batch_size=len(keys))

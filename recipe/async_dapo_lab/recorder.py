@@ -115,7 +115,7 @@ def _episodes(step: int, batch: KVBatchMeta) -> Iterator[Episode]:
         rows.append((key, tag))
     group = KVBatchMeta(partition_id=batch.partition_id, keys=[key for key, _ in rows], tags=[tag for _, tag in rows])
     read = store.read_fields(group, ["prompts", "responses", "policy_versions", "rollout_log_probs", "rm_scores"])
-    timed = [fields.get(TIMED, []) for fields in store.read_extra_fields(group)]
+    timed = [fields.get(TIMED, []) for fields in store.read(group, ["extra_fields"]).pop("extra_fields").tolist()]
     for index, (key, tag) in enumerate(rows):
         prompt_T, response_T, versions_T, log_probs_T, scores_T = (read[name][index] for name in read)
         yield Episode(

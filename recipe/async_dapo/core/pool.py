@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .ledger import Ledger, LedgerError
+from .ledger import Ledger
 from .mix import Mix
 from .outcome import GroupOutcome, Verdict
 from .over_sampling import AvailableGroups
@@ -155,11 +155,6 @@ class PromptPool:
         return tuple(carried.uid for carried in self._carried)
 
     @property
-    def carried_versions(self) -> tuple[tuple[str, int], ...]:
-        """(uid, oldest policy version) of every group that is valid and not trained."""
-        return tuple((carried.uid, carried.oldest_version) for carried in self._carried)
-
-    @property
     def held(self) -> Collection[PromptGroup]:
         """All groups, those of a round that goes on included."""
         carried = [carried.group for carried in self._carried]
@@ -253,17 +248,6 @@ class PromptPool:
             lost_reports=len(lost),
             discarded_tok=summary.discarded_tok + discarded_tok,
         )
-
-    def hand_over(self, summary: RoundSummary) -> RoundSummary:
-        """Account for what has ended in a round that goes on, and train on what it hands over. As `settle`.
-
-        Raises:
-            LedgerError: if the round has other groups than the pool believes.
-        """
-        summary = self._take_ended(summary)
-        if len(self._in_round) != summary.under_way:
-            raise LedgerError(f"{summary.under_way} groups are in the round, {len(self._in_round)} were given to it")
-        return replace(summary, trained_uids=self._train(summary.handed_over))
 
     def _train(self, uids: Iterable[str]) -> tuple[str, ...]:
         groups = self._take_carried(set(uids))

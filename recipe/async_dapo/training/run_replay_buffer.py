@@ -37,6 +37,7 @@ class RunReplayBuffer(ReplayBuffer):
     """
 
     manager: AsyncDAPOAgentLoopManager
+    _pool_class: type[PromptPool] = PromptPool
 
     def __init__(self, options: AsyncDAPOConfig, draw: Callable[[int], list[PromptGroup]]) -> None:
         self.options = options
@@ -53,7 +54,7 @@ class RunReplayBuffer(ReplayBuffer):
         self.withheld_tok = 0  # of the batch in training [tokens]
         self.left_out = 0  # trajectories of a validation that failed [count]
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
-        self.pool = PromptPool(
+        self.pool = self._pool_class(
             mix=self.mix,
             keeps_tokens=options.mixes_versions,
             stop_rule=options.stop_rule,

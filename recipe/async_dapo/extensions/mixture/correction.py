@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+from verl.workers.utils.padding import response_from_nested
 
 from ... import store
 from ...config.options import AsyncDAPOConfig
@@ -125,7 +126,9 @@ class Mixture:
         part = KVBatchMeta(partition_id=batch.partition_id, keys=list(keys), tags=list(tags))
         part.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=self._temperature)
         self._workers.compute_log_prob(part)
-        return dict(zip(rows, store.read_log_probs(part), strict=True))
+        data = store.read(part, ["log_probs", "response_mask"])  # those that have just been computed, nats
+        log_probs = response_from_nested(data["log_probs"], data["response_mask"])
+        return dict(zip(rows, log_probs.unbind(), strict=True))
 
 
 def _mix(

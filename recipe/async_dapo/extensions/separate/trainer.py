@@ -28,6 +28,7 @@ from ...training.trainer import AsyncDAPOTrainer
 from .balancer import RollingLoadBalancer
 from .engines import SeparateEngines, SeparateReplica
 from .manager import RollingManager
+from .rolling_pool import RollingPool
 from .rolling_round import RollingSpec
 from .weights import SeparateActorRolloutRefWorker
 
@@ -39,6 +40,8 @@ class RollingReplayBuffer(RoundReplayBuffer):
     """
 
     manager: RollingManager
+    pool: RollingPool
+    _pool_class = RollingPool
     _step = 0  # whose batch is collected; 0 = no round is open
     _opened_at = 0  # step
     _before: RoundRecord | None = None  # of a round that was stopped before it had the step's batch

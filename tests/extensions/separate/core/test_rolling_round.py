@@ -14,11 +14,11 @@ from recipe.async_dapo.core.ledger import LedgerError
 from recipe.async_dapo.core.mix import ALL, Mix
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
-from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.extensions.separate.rolling_pool import RollingPool
 from recipe.async_dapo.extensions.separate.rolling_round import RollingRound, RollingSpec
 from recipe.async_dapo.extensions.separate.rolling_update import OUT_SHARE, Phase, RollingUpdate
 
@@ -93,8 +93,8 @@ class Rolling(RuleBasedStateMachine):
         self.replicas_ever = 0
         self.start_replicas(replicas)
 
-    def new_pool(self) -> PromptPool:
-        return PromptPool(
+    def new_pool(self) -> RollingPool:
+        return RollingPool(
             mix=Mix(self.over_sampling),
             keeps_tokens=True,
             stop_rule=StopRuleName.FIRST_COMPLETED,
@@ -465,8 +465,8 @@ def test_given_a_group_that_was_interrupted_before_its_first_token_then_it_finds
     assert begun(round_) == []
 
 
-def pool_with(*uids: str) -> PromptPool:
-    pool = PromptPool(
+def pool_with(*uids: str) -> RollingPool:
+    pool = RollingPool(
         mix=Mix(OverSampling(target_valid_groups=1, batch_size=None)),
         keeps_tokens=True,
         stop_rule=StopRuleName.FIRST_COMPLETED,
