@@ -6,7 +6,6 @@ from pathlib import Path
 
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
-from recipe.async_dapo_lab.quickstart.supervision import vllm_inspects
 
 from .cells import Stack
 
@@ -78,7 +77,7 @@ def command_of(stack: Stack, output: Path) -> Callable[[Path], list[str]]:
     if stack.is_rehearsed:
         spread = [_ON_BOTH_NODES] if stack.has_two_nodes else []
         return lambda folder: emulated(folder) + spread
-    assets = prepare_assets(output / "assets", seed=0, beside=vllm_inspects("Qwen3ForCausalLM"))
+    assets = prepare_assets(output / "assets", seed=0)
     return partial(separate if stack.is_separate else vllm, assets)
 
 

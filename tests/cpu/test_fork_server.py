@@ -70,13 +70,20 @@ module, _, name = os.environ["RAY_RUNTIME_ENV_HOOK"].rpartition(".")
 hook = getattr(importlib.import_module(module), name)
 print(json.dumps([hook(None), hook({"pip": ["a"]}), hook({"py_executable": "mine"})]))
 """
-# What driver, workers and engines of a training import.
+# What driver, workers and engines of a training import; how many functions of it torch would compile when they are
+# called; and whether the process in which vLLM looks at a model is a fork.
 IMPORTS = """
-import json, sys, tempfile
+import json, sys, tempfile, types
 before = set(sys.modules)
 import recipe.async_dapo.training.run, recipe.async_dapo.engines.server_actor, recipe.async_dapo.rollout.worker
 import verl.workers.engine_workers, verl.experimental.reward_loop, vllm.v1.engine.core
-print(json.dumps([tempfile.gettempdir(), sorted(set(sys.modules) - before)]))
+imported = sorted(set(sys.modules) - before)
+values = [value for module in list(sys.modules.values()) for value in list(vars(module).values())]
+marks = [vars(value) for value in values if isinstance(value, types.FunctionType)]
+compiled = sum("_torchdynamo_orig_callable" in mark and "_torchdynamo_disable" not in mark for mark in marks)
+from vllm.model_executor.models.registry import _run_in_subprocess
+looks = _run_in_subprocess(lambda: "FORKED_FOR=" in open("/proc/self/environ").read())
+print(json.dumps([tempfile.gettempdir(), imported, compiled, looks]))
 """
 
 
@@ -233,7 +240,9 @@ def test_given_a_server_of_this_process_when_its_context_is_left_then_it_ends_wi
     process.stdout.close()
 
 
-def test_given_what_a_training_imports_then_the_server_has_all_but_ray_verl_and_the_recipe(tmp_path):
+def test_given_what_a_training_imports_then_the_server_has_all_but_ray_verl_and_the_recipe_and_nothing_is_compiled(
+    tmp_path,
+):
     done = subprocess.run(
         [fork_server.executable(), "-c", IMPORTS],
         env=cpu_environment(os.environ | {"TMPDIR": str(tmp_path)}, code_path=fork_server.ROOT),
@@ -242,7 +251,7 @@ def test_given_what_a_training_imports_then_the_server_has_all_but_ray_verl_and_
         timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
-    temporary, imported = json.loads(done.stdout.splitlines()[-1])
-    assert temporary == str(tmp_path)
+    temporary, imported, compiled, looks = json.loads(done.stdout.splitlines()[-1])
+    assert (temporary, compiled, looks) == (str(tmp_path), 0, True)
     others = [name for name in imported if name.partition(".")[0] not in (*KEPT_OUT, OWN)]
     assert len(others) < MOST_IMPORTED, others

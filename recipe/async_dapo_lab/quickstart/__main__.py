@@ -13,12 +13,10 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -48,7 +46,7 @@ from .overrides import (
     verl_sync_overrides,
 )
 from .run_metrics import RunMetrics
-from .supervision import RayFolder, TrainingProcess, exit_on_signals, vllm_is_inspecting
+from .supervision import RayFolder, TrainingProcess, exit_on_signals
 from .train_log import TrainLog
 
 RECIPE, VERL_SYNC = train.MODULE, "verl.trainer.main_ppo"
@@ -108,9 +106,8 @@ def _run(options: Options) -> None:
     started = time.monotonic()
     note_start()
     _say("preparing model and data; then starting Ray, vLLM and FSDP (about a minute)")
-    with ForkServer() as forks, ExitStack() as beside:
-        inspection = _opened(beside, vllm_is_inspecting("Qwen3ForCausalLM"))
-        assets = prepare_assets(options.output.parent, seed=options.seed, beside=inspection)
+    with ForkServer() as forks:
+        assets = prepare_assets(options.output.parent, seed=options.seed)
         python, ray_folder = _python_of(forks), forks.folder / "ray"
         new_steps, peak_memory_bytes = _train(options, assets, python, ray_folder, system=RECIPE)
         wall_s = time.monotonic() - started
@@ -131,13 +128,6 @@ def _run(options: Options) -> None:
     for cause, count in run.causes.most_common(_MOST_CAUSES):
         failed = f"[bold red]{counted(count, 'group')} failed:[/]"
         console.print(f"{failed} {escape(cause)}", highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _opened(stack: ExitStack, context: AbstractContextManager[Any]) -> Iterator[None]:
-    """It stays open until the stack is closed."""
-    stack.enter_context(context)
-    yield
 
 
 def _python_of(forks: ForkServer) -> str | None:

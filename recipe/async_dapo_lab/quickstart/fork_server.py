@@ -50,6 +50,8 @@ MODULES = (
     "matplotlib.figure",
 )
 _CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
+# What torch and vLLM read as they are imported, as the CPU plugin, and verl for Ray's workers, have it in each process.
+_OF_IMPORTS = {"TORCHDYNAMO_DISABLE": "1", "VLLM_LOGGING_LEVEL": "WARN"}
 # Of the server. Forks write their environment where it has its own, and their titles before that, as in `own_ray`.
 _ROOM = {"ROOM_FOR_ENVIRONMENTS": "." * 64_000, "SPT_NOENV": "1"}
 _LIFE = "LIFE_OF_A_TRAINING"  # in the environment of all its processes
@@ -73,7 +75,7 @@ def start(folder: Path, *, owner: int, modules: Sequence[str] = MODULES) -> "sub
         return subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.forks.server", str(folder), str(owner), *modules],
             cwd=_CODE_PATH,
-            env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | _ROOM,
+            env=_OF_IMPORTS | environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | _ROOM,
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=log,

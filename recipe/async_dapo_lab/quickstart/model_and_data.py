@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shutil
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,28 +32,18 @@ class Assets:
         return self.folder / "validation.parquet"
 
 
-def prepare_assets(
-    parent: Path,
-    *,
-    seed: int,
-    shape: TaskShape = QUICK_START,
-    beside: AbstractContextManager = nullcontext(),  # noqa: B008 (it has no state)
-) -> Assets:
+def prepare_assets(parent: Path, *, seed: int, shape: TaskShape = QUICK_START) -> Assets:
     """The assets under `parent`, made if they are not there (about 20 s on one free core).
 
     The folder's name is a hash of seed, shape and the code that makes it, and it appears in one step:
     a folder that exists is complete and up to date.
-
-    Args:
-        beside: is open while they are made, and not at all if they are there.
     """
     assets = Assets(folder=parent / f"assets-{_fingerprint(seed, shape)}", shape=shape)
     if not assets.folder.exists():
         parent.mkdir(parents=True, exist_ok=True)
         draft = replace(assets, folder=parent / f"{assets.folder.name}.part-{os.getpid()}")
         try:
-            with beside:
-                _make(draft, seed=seed)
+            _make(draft, seed=seed)
             _publish(draft.folder, assets.folder)
         finally:
             shutil.rmtree(draft.folder, ignore_errors=True)

@@ -8,14 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, Self
 
 import psutil
-
-from .activation import cpu_environment
 
 _SHARED_MEMORY = Path("/dev/shm")
 _SEGMENT_PREFIXES = ("psm_", "verl_weights_")  # of `multiprocessing.shared_memory`, of verl's weight transfer
@@ -23,8 +21,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _INSPECTION_S = 1.0  # too much for every look at the metrics, but
 LOOKING_SHARE = 0.02  # of the time at most is spent on it
-
-_INSPECT = "import sys; from vllm import ModelRegistry; ModelRegistry.models[sys.argv[1]].inspect_model_cls()"
 
 
 def exit_on_signals() -> None:
@@ -230,30 +226,3 @@ def open_segments(pid: int) -> list[Path]:
     except OSError:  # the process, or the descriptor, is gone by now
         pass
     return segments
-
-
-@contextmanager
-def vllm_inspects(architecture: str) -> Iterator[None]:
-    """Takes the look while the context is open, so that no engine has to wait for it; an engine that must, does."""
-    with vllm_is_inspecting(architecture) as process:
-        yield
-        process.wait()
-
-
-@contextmanager
-def vllm_is_inspecting(architecture: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """The same where nothing is to wait for the look. It takes the time that others leave."""
-    process = subprocess.Popen(
-        ["nice", "-n", "19", sys.executable, "-c", _INSPECT, architecture],
-        env=cpu_environment(os.environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        process_group=0,  # it starts a process of its own: both are ended. `nice` acts within a session
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()

@@ -282,9 +282,11 @@ def import_all(modules: list[str]) -> None:
 def main(folder: Path, owner: int, modules: list[str]) -> None:
     owner_ends = os.pidfd_open(owner)
     before, path = dict(os.environ), sys.path[1:]
-    own = os.environ["PYTHONPATH"].split(os.pathsep)
-    import_all(modules)
+    own, python = os.environ["PYTHONPATH"].split(os.pathsep), sys.executable
     spawn.set_executable(str(folder / EXECUTABLE))
+    sys.executable = str(folder / EXECUTABLE)  # vLLM keeps it for processes of its own, such as that of its registry
+    import_all(modules)
+    sys.executable = python
     of_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
     server = Server(folder, owner_ends)
     if process := os.fork():
