@@ -1,11 +1,14 @@
 """Checks of a start: every mistake is found at once, and the lab tells the run in words."""
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 from hydra._internal.utils import get_args_parser
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from recipe.async_dapo.config.values import ConfigError, ConfigErrors, check_each
 from recipe.async_dapo.startup.preflight import findings
@@ -13,7 +16,14 @@ from recipe.async_dapo_lab import check
 from recipe.async_dapo_lab.overrides import before_overrides
 from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL
 
-from ..support.composed_runs import ComposeRun, compose_run, override, valid_overrides
+from ..support.composed_runs import (
+    ComposeRun,
+    compose_run,
+    override,
+    select_node,
+    select_what_is_written,
+    valid_overrides,
+)
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor."
 
@@ -23,6 +33,30 @@ def test_given_several_wrong_numbers_when_checked_then_each_has_a_line_and_no_ch
     found = list(findings(run(*wrong)))
     assert {finding.name for finding in found} - {"keys"} == {"versions", "async_dapo options"}
     assert sorted(str(one.error).partition(":")[0] for one in found if one.error is not None) == sorted(wrong)
+
+
+def keys_of(node: object, above: str = "") -> Iterator[str]:
+    """All that a configuration has, nodes too."""
+    for name, value in node.items() if isinstance(node, dict) else ():
+        yield f"{above}{name}"
+        yield from keys_of(value, f"{above}{name}.")
+
+
+def test_these_tests_look_options_up_as_omegaconf_does(run):
+    config = run(
+        "model_engine=megatron", "+ray_kwargs.ray_init.runtime_env={py_modules:[a],env_vars:{A: '${data.seed}'}}"
+    )
+    keys = [*keys_of(OmegaConf.to_container(config, resolve=False))]
+    assert len(keys) > 500
+    for key in (*keys, *(f"{key}.none" for key in keys), "", ".data", "data[seed]", "data.train_files[0]", "data."):
+        found = []
+        for select in (select_node, select_what_is_written):
+            try:
+                found.append(select(config, key))
+            except (OmegaConfBaseException, TypeError) as error:
+                found.append(str(error))
+        ours, theirs = found
+        assert ours is theirs or (type(ours) is type(theirs) and ours == theirs), key
 
 
 def test_several_errors_read_as_the_first_and_arrive_whole_from_another_process():

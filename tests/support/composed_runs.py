@@ -8,6 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import omegaconf._impl
 import omegaconf.base
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import Container, DictConfig, ValueNode
 
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.values import ConfigError, copied
@@ -24,6 +25,23 @@ from recipe.async_dapo_lab.quickstart.tiny_model import build_model, build_token
 
 # A configuration has 30 interpolations, which every check resolves again. Their syntax trees are only read.
 omegaconf.base.parse = cache(omegaconf.base.parse)
+select_node = omegaconf._impl.select_node
+
+
+def select_what_is_written(cfg: Container, key: str, **how: bool) -> Any:
+    """What OmegaConf's own `select_node` finds: a check looks 600 options up, which takes half of its time."""
+    node: Any = cfg
+    for name in key.split("."):
+        options = node._content if type(node) is DictConfig else None
+        node = options.get(name) if type(options) is dict else None
+    if isinstance(node, ValueNode):
+        is_written = not (isinstance(node._val, str) and ("$" in node._val or node._val == "???"))
+    else:
+        is_written = isinstance(node, Container) and isinstance(node._content, dict | list)
+    return node if is_written and not how.get("absolute_key") else select_node(cfg, key, **how)
+
+
+omegaconf._impl.select_node = select_what_is_written
 
 RECIPE = Path(__file__).parents[2] / "recipe" / "async_dapo"
 REWARD_FUNCTION = """
