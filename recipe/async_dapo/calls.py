@@ -1,18 +1,12 @@
 """What agent loops and tools of your own import: `await recorded(function, ...)`, a call that is made once.
 
-    loop --recorded--> journal of the trajectory --not there--> a task of its own in this worker
-                            ^                                        |
-                            +-------- the result, when it arrives ---+   (the stop ends the loop, not this task)
-
-`extensions/agents` has the journal, and does the same for verl's tools. In a copy without it a call is made again where
-its loop runs again.
+In a copy without `extensions/agents` it is made again where its loop runs again.
 """
 
 import functools
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -34,33 +28,12 @@ class RecordedError(Exception):
     """What a recorded call has raised: its text, cut at verl's `multi_turn.max_tool_response_length`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What is done about a call that may have happened in a process that is gone.
-
-    Attributes:
-        recover: given the call's id, returns its result, or raises LookupError if the call never arrived.
-    """
-
-    when_unknown: WhenUnknown = WhenUnknown.RETRY
-    recover: Callable[[str], Any] | None = None
-
-    @classmethod
-    def of(cls, tool: Any) -> "Policy":
-        """What a tool, or a function, says of itself."""
-        when_unknown = WhenUnknown(getattr(tool, "when_unknown", WhenUnknown.RETRY))
-        return cls(when_unknown=when_unknown, recover=getattr(tool, "recover", None))
-
-
-RETRY = Policy()
-
-
 def unknown_calls(when_unknown: str, recover: Callable[[str], Any] | None = None) -> Callable[[F], F]:
     """Decorates a function that is called by `recorded`, or is a tool: what becomes of a call that may have happened.
 
     Args:
         when_unknown: `retry`, or `fail_trajectory`.
-        recover: asked first, with the call's id; see `Policy`.
+        recover: asked first, with the call's id: returns its result, or raises LookupError if it never arrived.
     """
 
     def mark(function: F) -> F:
@@ -88,15 +61,15 @@ async def recorded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     """
     name = getattr(function, "__qualname__", type(function).__qualname__)
     make = functools.partial(function, *args, **kwargs)
-    return await make_recorded(name, {"args": list(args), "kwargs": kwargs}, make, policy=Policy.of(function))
+    return await make_recorded(name, {"args": list(args), "kwargs": kwargs}, make, about=function)
 
 
-async def make_recorded(
-    name: str, arguments: dict[str, Any], make: Callable[[], Any], *, policy: Policy = RETRY
-) -> Any:
-    """As `recorded`, with a name and arguments of its own; outside of a trajectory the call is simply made."""
+async def make_recorded(name: str, arguments: dict[str, Any], make: Callable[[], Any], *, about: Any = None) -> Any:
+    """As `recorded`, with a name and arguments of its own; outside of a trajectory the call is simply made. `about` is
+    what may be marked by `unknown_calls`.
+    """
     recorder = current_recorder.get()
     if recorder is None or recorder.runner is None:
         result = make()
         return await result if inspect.isawaitable(result) else result
-    return await recorder.runner.run(recorder, name.replace("/", "_"), arguments, make, policy=policy)
+    return await recorder.runner.call(recorder, name.replace("/", "_"), arguments, make, about=about)

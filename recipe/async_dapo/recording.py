@@ -4,8 +4,7 @@
                                   ^                                                 |
                                   +---------- tokens, log-probs, versions ----------+
 
-A stop ends a loop, and it runs again in the next round: turns that are whole are answered from here. What a loop asks
-of anything but the model is in the record where the copy has `extensions/agents`.
+A stop ends a loop, and it runs again in the next round: turns that are whole are answered from here.
 """
 
 import asyncio
@@ -43,17 +42,14 @@ class TrajectoryRecorder:
 
     trajectory: Trajectory
     prompt_uid: str = ""
-    runner: Any = None  # the `Calls` of its worker
-    kept_loop: Any = None  # a `KeptLoop`, where its loop outlives the round
+    runner: Any = None  # the `Loops` of its worker
     next_turn: int = 0
     round_left_tok: float = math.inf  # tokens it may still generate in this round
     counts: RoundCounts = field(default_factory=RoundCounts)
     is_side_by_side: bool = False
     parted_at: bytes | None = None  # the first prompt that was new while recorded ones were left, by its digest
-    rests: bool = False  # the round is over for the trajectory: neither a request nor a call may begin
+    rests: bool = False  # the round is over for the trajectory: no request may begin
     interrupt: Callable[[], object] = lambda: None  # ends what waits for its loop in this round
-    calls_s: float = 0.0  # of the calls whose answers the loop has, in whatever round they were made
-    given_up: Exception | None = None  # why the trajectory cannot go on, even if its loop swallows errors
     _requests_out: int = 0
     _none_is_out: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -71,7 +67,7 @@ class TrajectoryRecorder:
         """A loop starts, or goes on where it was suspended, with the record that has come back.
 
         Args:
-            notify: is called when the trajectory waits for a call, and when it goes on.
+            notify: is called when the trajectory is idle, and when it goes on.
         """
         self.trajectory, self.runner, self.rests = trajectory, runner, False
         self.round_left_tok = math.inf if limit_tok is None else limit_tok
@@ -100,6 +96,15 @@ class TrajectoryRecorder:
         """Wait until none of its requests is out: before that, its record is not whole."""
         await self._none_is_out.wait()
 
+    async def next_round(self) -> None:
+        """The loop asks for something when the round is over: it ends, and runs again in the next round.
+
+        Raises:
+            TrajectoryInterrupted: the first that is raised ends the loop.
+        """
+        await self.all_back()
+        raise TrajectoryInterrupted("the round is over")
+
     def begin_turn(self, prompt_ids: Sequence[int], pictures: Iterable[Any] = ()) -> Turn:
         """The turn of this request, recorded earlier or new."""
         digest = prompt_digest(prompt_ids, pictures)
@@ -119,15 +124,9 @@ class TrajectoryRecorder:
         self.next_turn += 1
         return turns[number]
 
-    def count(self, counts: Mapping[str, float]) -> None:
-        """What extensions count, by metrics that they declare; it is summed over a step. When the trajectory's round is
-        over, as while a score goes on, it is in the worker's next report.
-        """
-        counted = RoundCounts(of_extensions=dict(counts))
-        if self.rests:
-            self.runner.late_counts += counted
-        else:
-            self.counts += counted
+    def count(self, counts: Mapping[str, Any]) -> None:
+        """What extensions count, see `RoundCounts.of_extensions`; it is summed over a step."""
+        self.counts += RoundCounts(of_extensions=dict(counts))
 
     def lose(self, turn: Turn) -> None:
         """Throw away what an unfinished turn has generated."""
@@ -140,6 +139,10 @@ class TrajectoryRecorder:
         for turn in turns[self.next_turn :]:
             self.counts.diverged_tok += turn.generated_tok
         del turns[self.next_turn :]
+
+    def end(self) -> None:
+        """Its loop has ended, and what it has made of its turns is whole."""
+        self.counts.end(self.trajectory.turns)
 
 
 def append_tokens(

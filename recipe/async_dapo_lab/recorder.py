@@ -13,6 +13,7 @@ from typing import Any
 from transfer_queue import KVBatchMeta
 
 from ..async_dapo import store
+from ..async_dapo.config.extensions import AGENTS
 from ..async_dapo.config.options import AsyncDAPOConfig
 from ..async_dapo.core.trajectory import PromptGroup
 from ..async_dapo.extensions.record.recorder import Recorder
@@ -27,7 +28,7 @@ from .report.health import Hints
 from .report.lengths import length_lines
 from .report.record import LabRecord
 from .report.samples import PackedSamples, SampledLoad
-from .report.timeline import Spans, StepTimeline
+from .report.timeline import Spans, StepTimeline, together
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +63,10 @@ class LabRecorder(Recorder):
     def batch_made(self, step: int, record: RoundRecord, batch: KVBatchMeta) -> None:
         super().batch_made(step, record, batch)
         self._lengths += length_lines(step, record.summary.outcomes)
-        self._waiting_for_calls += record.summary.waiting_for_calls
-        if (calls := call_line(step, record.workers.counts.of_calls)) is not None:
-            self._calls.append(calls)
+        counts = record.workers.counts.of_extensions.get(AGENTS)  # its `CallCounts`
+        if counts is not None:
+            self._waiting_for_calls += together(counts.waiting.values())
+            self._calls += filter(None, [call_line(step, counts.by_name)])
         self._episodes = [episode.line() for episode in _episodes(step, batch)]
 
     def _sample(self, record: RoundRecord) -> None:

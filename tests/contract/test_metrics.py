@@ -17,7 +17,7 @@ from recipe.async_dapo.core.trajectory import RoundCounts, Segment, Turn
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.rollout.group_rollout import WorkerReport
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
-from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _calls, _tokens, update_metrics
+from recipe.async_dapo.training.metrics import PREFIX, STALENESS_BUCKETS, _tokens, _turns, update_metrics
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.simulated_cluster import Cluster
@@ -41,7 +41,7 @@ def test_emitted_and_declared_metrics_are_the_same(monkeypatch: pytest.MonkeyPat
     cluster.close()
     declared = {PREFIX + name for name in metrics()}
     extensions = {PREFIX + name for one in declared_by_extensions().values() for name in one.metrics}
-    missing = {"gateway", "length_bias", *(one.extension for one in SERVED)} - declared_by_extensions().keys()
+    missing = {"agents", "gateway", "length_bias", *(one.extension for one in SERVED)} - declared_by_extensions().keys()
     emitted |= importance_keys() | extensions | update_metrics({}).keys()
     assert emitted <= declared and (missing or declared <= emitted)
 
@@ -77,11 +77,11 @@ def test_means_of_turns_are_over_trajectories_and_over_turns() -> None:
         return Turn(prompt_digest=b"", prompt_len_tok=1, segments=segments)
 
     two_turns, one_turn = RoundCounts(), RoundCounts()
-    two_turns.end([turn_of(2, 3), turn_of(7)], calls_s=4.0)
-    one_turn.end([turn_of(6)], calls_s=0.0)
-    means = {"turns/mean": 1.5, "turns/tokens/mean": 6.0, "turns/calls_s": 2.0}
-    assert means.items() <= _calls(two_turns + one_turn).items()
-    assert set(_calls(RoundCounts()).values()) == {0}
+    two_turns.end([turn_of(2, 3), turn_of(7)])
+    one_turn.end([turn_of(6)])
+    means = {"turns/mean": 1.5, "turns/tokens/mean": 6.0}
+    assert means.items() <= _turns(two_turns + one_turn).items()
+    assert set(_turns(RoundCounts()).values()) == {0}
 
 
 def test_fields_of_a_reward_that_have_no_mean_do_not_end_a_validation(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,6 @@ from recipe.async_dapo.core.trajectory import (
     BrokenRecord,
     PromptGroup,
     Segment,
-    Suspension,
     Trajectory,
     Turn,
 )
@@ -177,8 +176,6 @@ def test_given_a_turn_that_no_engine_has_begun_then_its_trajectory_has_not_start
     trajectory = Trajectory(session_id=0)
     TrajectoryRecorder(trajectory=trajectory).begin_turn([1])
     assert not trajectory.has_started, "it waited for a lease, and there is nothing to resume"
-    trajectory.suspension = Suspension(worker=0, loop="0-0")
-    assert trajectory.has_started, "its loop is alive"
 
 
 def sampled_by(versions: list[int], kinds: int = 100) -> tuple[Turn, Turn]:

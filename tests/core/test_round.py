@@ -78,7 +78,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.sizes: dict[str, int] = {}
         self.certain: set[str] = set()
         self.running: dict[str, int] = {}
-        self.in_calls: Counter[str] = Counter()
+        self.idle: Counter[str] = Counter()
         self.ended: list[GroupOutcome] = []
         self.start_order: list[str] = []
         self.num_added = 0
@@ -113,7 +113,7 @@ class RoundMachine(RuleBasedStateMachine):
     def report(self, data: st.DataObject, verdict: Verdict) -> None:
         uid = data.draw(st.sampled_from(sorted(self.running)))
         del self.running[uid]
-        self.in_calls.pop(uid, None)
+        self.idle.pop(uid, None)
         self.certain.discard(uid)
         self.must_finish.discard(uid)
         self.ended.append(outcome(uid, verdict))
@@ -123,7 +123,7 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_trajectory(self, data: st.DataObject) -> None:
         uid = data.draw(st.sampled_from(sorted(self.running)))
-        if self.running[uid] and self.running[uid] == self.in_calls[uid]:
+        if self.running[uid] and self.running[uid] == self.idle[uid]:
             return  # all of them wait
         self.running[uid] = max(0, self.running[uid] - 1)
         self.round.note(uid, GroupEvent.GENERATED)
@@ -140,9 +140,9 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(data=st.data(), begins=st.booleans())
     def wait(self, data: st.DataObject, begins: bool) -> None:
         uid = data.draw(st.sampled_from(sorted(self.running)))
-        if self.in_calls[uid] < self.running[uid] if begins else self.in_calls[uid] > 0:
+        if self.idle[uid] < self.running[uid] if begins else self.idle[uid] > 0:
             change = 1 if begins else -1
-            self.in_calls[uid] += change
+            self.idle[uid] += change
             self.round.note(uid, GroupEvent.WAITS if begins else GroupEvent.GOES_ON)
 
     @rule(data=st.data(), verdict=VERDICTS)
@@ -159,7 +159,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @property
     def has_capacity(self) -> bool:
-        return (self.pool_size is None or self.inflight - self.in_calls.total() < self.pool_size) and (
+        return (self.pool_size is None or self.inflight - self.idle.total() < self.pool_size) and (
             self.most is None or self.inflight < self.most
         )
 

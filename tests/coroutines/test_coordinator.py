@@ -44,17 +44,6 @@ async def test_given_the_last_valid_report_when_it_arrives_then_everybody_knows_
     assert summary.stop_latency_s < 1
 
 
-async def test_given_trajectories_that_wait_for_calls_then_the_closed_round_says_how_many_over_time() -> None:
-    it = coordinator()
-    await it.open_round(spec(target_valid_groups=1), tickets("a", "b"))
-    await it.take_group("step-1", 0), await it.take_group("step-1", 0)
-    await it.report_progress("step-1", [("a", GroupEvent.WAITS), ("b", GroupEvent.WAITS)])
-    await it.report_progress("step-1", [("b", GroupEvent.GOES_ON)])
-    await it.report_completion("step-1", ended("a"))
-    times, counts = zip(*(await it.close_round("step-1")).waiting_for_calls, strict=True)
-    assert counts == (2, 1, 0, 0) and list(times) == sorted(times)
-
-
 async def test_given_engines_that_take_time_to_stop_then_workers_know_at_once_and_the_trainer_when_all_are_idle():
     it = coordinator(FakeBalancer(takes_s=5))
     await it.open_round(spec(target_valid_groups=1), tickets("a"))

@@ -16,7 +16,7 @@ from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Traject
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.record.plain_values import MAX_DEPTH
 from recipe.async_dapo.recording import TrajectoryInterrupted, append_tokens, prompt_digest
-from recipe.async_dapo.rollout.agent_loops import Calls
+from recipe.async_dapo.rollout.agent_loops import Loops
 from recipe.async_dapo.runtime.actor_watch import ActorDied
 from recipe.async_dapo.store import rows_of
 
@@ -125,7 +125,7 @@ async def test_given_a_loop_that_catches_the_stop_then_what_it_returns_is_not_sc
 
 async def test_given_a_copy_without_agents_when_a_call_never_answers_then_its_loop_is_told_so_at_the_limit() -> None:
     async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        recorder().runner = Calls(timeout_s=60.0)
+        recorder().runner = Loops(timeout_s=60.0)
         with pytest.raises(RecordedError, match=r"no answer within 60\.0 s"):
             await recorded(asyncio.sleep, 1e6)
         return finished(trajectory)

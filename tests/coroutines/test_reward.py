@@ -25,7 +25,7 @@ from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import TrajectoryFailed, Verdict
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.recording import TrajectoryRecorder
-from recipe.async_dapo.rollout.agent_loops import Calls
+from recipe.async_dapo.rollout.agent_loops import Loops
 from recipe.async_dapo.rollout.reward import RewardScorer
 from recipe.async_dapo.rollout.reward_values import plain_reward
 from recipe.async_dapo.runtime.actor_watch import ActorDied
@@ -41,7 +41,7 @@ from ..support.simulation import now_s, simulate
 TIMEOUT_S = 60.0
 
 
-RECORDER = TrajectoryRecorder(trajectory=Trajectory(session_id=0), runner=Calls())
+RECORDER = TrajectoryRecorder(trajectory=Trajectory(session_id=0), runner=Loops())
 UNREACHABLE = ActorUnavailableError("its worker cannot be reached", None)
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.core.concurrency import ConcurrencyState
-from recipe.async_dapo.core.journal import Call
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.over_sampling import LengthsEnded, OverSamplingState
 from recipe.async_dapo.core.pool import CarriedGroup, PoolState
@@ -78,14 +77,11 @@ def outputs(draw: st.DrawFn) -> PackedOutput:
     )
 
 
-CALLS = st.builds(Call, call_id=st.text(), turn=COUNT, arguments=st.binary(), result=st.none() | st.binary())
 TRAJECTORIES = st.builds(
     Trajectory,
     session_id=COUNT,
     age=COUNT,
     turns=st.lists(TURNS, max_size=2),
-    calls=st.lists(CALLS, max_size=1).map(lambda calls: {call.call_id: call for call in calls}),
-    is_replayable=st.booleans(),
 ) | st.builds(Trajectory, session_id=COUNT, outputs=st.lists(outputs(), max_size=2), finished_stamps=STAMPS)
 PROMPTS = st.dictionaries(st.text(), st.none() | st.text() | COUNT | st.lists(st.floats(0, 1)), max_size=3)
 
@@ -144,24 +140,6 @@ def test_given_any_state_when_a_byte_is_changed_or_a_frame_is_missing_then_it_is
         pass
 
 
-def test_given_recorded_calls_or_a_loop_that_is_gone_when_saved_then_only_a_copy_with_agents_goes_on() -> None:
-    def needed(**of_trajectory: Any) -> tuple[str, ...]:
-        group = PromptGroup(
-            uid="g", prompt={}, drawn_at_step=1, trajectories=[Trajectory(session_id=0, **of_trajectory)]
-        )
-        pool = PoolState(waiting=(), buffered=(group,), carried=(), ledger=Ledger())
-        return RolloutState(pool=pool, extensions={"history": b"x"}).needed_extensions
-
-    call = Call(call_id="g/0/1/pay/d/0", turn=1, arguments=b"")
-    assert needed() == ("history",)
-    score = Call(call_id="g/0/0/reward/d/score", turn=1, arguments=b"")  # it is made again, as any copy does
-    assert needed(calls={score.call_id: score}) == ("history",)
-    for turn in (0, 1):  # of a loop that asks side by side the ids name no turn
-        of_its_name = Call(call_id=f"g/0/{turn}/reward/d/0", turn=1, arguments=b"")
-        assert needed(calls={score.call_id: score, of_its_name.call_id: of_its_name}) == ("history", "agents")
-    assert needed(calls={call.call_id: call}) == needed(is_replayable=False) == ("history", "agents")
-
-
 def test_given_a_long_interrupted_trajectory_when_saved_then_it_takes_eight_bytes_a_token() -> None:
     tokens = 16_384
     ids, log_probs = array("i", range(tokens)), array("f", [-0.5] * tokens)
@@ -193,7 +171,7 @@ def test_given_frames_of_this_format_when_read_and_saved_again_then_they_are_the
     frames = [literal_eval(line) for line in file.read_text().splitlines()]
     assert list(to_frames(state := from_frames(frames))) == frames
     assert state.extensions == {"name": b"state"}
-    for kind in (Call, CarriedGroup, ConcurrencyState, PackedOutput, Segment):
+    for kind in (CarriedGroup, ConcurrencyState, PackedOutput, Segment):
         assert f"{kind.__name__}(" in repr(state)
 
 

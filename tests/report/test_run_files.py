@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.call_figures import CallFigures
+from recipe.async_dapo.record.call_figures import CallFigures
 from recipe.async_dapo_lab.report.calls import OTHERS, call_line, read_calls, summed
 from recipe.async_dapo_lab.run_files import BoundedFile, Line, read_lines, write_lines
 from recipe.async_dapo_lab.run_record import read_steps

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo_lab.report.samples import LoadSample, LoadSamples
-from recipe.async_dapo_lab.report.timeline import StepTimeline, line_of, read_timeline
+from recipe.async_dapo_lab.report.timeline import MOST_SAMPLES, StepTimeline, line_of, read_timeline, together
 from recipe.async_dapo_lab.run_files import BoundedFile
 
 
@@ -26,6 +26,26 @@ def test_however_long_a_round_its_samples_are_bounded_and_spread_over_all_of_it(
         assert len(times) >= limit // 2 - 1 and times[-1] > 1000 + steps - 2 * max(gaps, default=steps)
     else:
         assert times == [1000.0 + second for second in range(1, steps + 1)][: len(times)]
+
+
+COUNTS = st.lists(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(0, 9)), max_size=200).map(sorted), max_size=3
+)  # each (time, from then on)
+
+
+@given(counts=COUNTS)
+def test_counts_of_several_workers_are_one_over_time_and_bounded(counts: list[list[tuple[int, int]]]) -> None:
+    def at(one: list[tuple[int, int]], time_s: float) -> int:
+        return next((count for began_s, count in reversed(one) if began_s <= time_s), 0)
+
+    found = together(counts)
+    times = [time_s for time_s, _ in found]
+    assert times == sorted(times) and len(found) <= MOST_SAMPLES
+    for time_s in set(times):
+        assert at(found, time_s) == sum(at(one, time_s) for one in counts)
+    assert (not found) is (not any(counts))
+    if found:
+        assert times[-1] == max(began_s for one in counts for began_s, _ in one), "how it is at the end"
 
 
 def test_the_record_of_a_long_run_keeps_its_newest_steps(tmp_path: Path) -> None:

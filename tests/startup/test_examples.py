@@ -15,7 +15,7 @@ from examples.agent_loop import guessing
 from examples.judged_reward import judge, judged_reward
 from examples.tools import booking, tiny_model
 from recipe.async_dapo.calls import running_call_id
-from recipe.async_dapo.config.extensions import AGENTS, declared
+from recipe.async_dapo.config.extensions import AGENTS, TOOLS, declared
 from recipe.async_dapo.startup.preflight import check_all
 
 from ..support.composed_runs import needs_checks, refusal
@@ -75,7 +75,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 TOOL_AGENT = (f"{ROLLOUT}.agent.default_agent_loop=tool_agent", f"{ROLLOUT}.multi_turn.format=hermes")
 
 
-@pytest.mark.skipif(AGENTS not in declared(), reason="this copy refuses tools, and loops with a state")
+@pytest.mark.skipif(not {AGENTS, TOOLS} <= declared().keys(), reason="this copy refuses tools, and loops with a state")
 @needs_checks
 @pytest.mark.parametrize(
     ("option", "file", "others"),

@@ -177,10 +177,13 @@ def test_a_copy_without_pictures_refuses_by_name_a_model_that_is_shown_them(run,
     assert refusal(run, model, *data) == f"{model}: a qwen3_vl is trained as a model of pictures: {told}"
 
 
-@pytest.mark.usefixtures("bare_copy")
-def test_a_copy_without_agents_refuses_tools(run):
+@pytest.mark.parametrize("missing", ["agents", "tools"])
+def test_a_copy_without_agents_or_tools_refuses_tools(run, copy_with, missing):
+    if missing == "tools" and not (FOLDER / "agents").exists():
+        pytest.skip("this copy lacks both")
+    copy_with(*(["agents"] if missing == "tools" else []))
     tools = f"actor_rollout_ref.rollout.multi_turn.function_tool_path={EXAMPLES / 'tools' / 'tools.py'}"
-    told = "extensions/agents is not in this copy; copy that folder too, or leave tools out"
+    told = f"extensions/{missing} is not in this copy; copy that folder too, or leave tools out"
     assert refusal(run, tools) == f"{tools}: {told}"
 
 

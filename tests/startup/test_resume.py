@@ -29,7 +29,6 @@ from recipe.async_dapo.config.derived import longest_trained_tok
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, Placement
-from recipe.async_dapo.core.journal import Call
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.mix import ALL
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
@@ -40,6 +39,7 @@ from recipe.async_dapo.record.trained_model import TrainedModel
 from recipe.async_dapo.recording import SampledTokens, append_tokens
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.startup.checkpoint_to_resume import NEWEST_FILE, check_resume
+from recipe.async_dapo.training import checkpoints as saved_state
 from recipe.async_dapo.training import run_checkpoints
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
@@ -498,24 +498,26 @@ def test_given_other_training_data_when_resumed_then_a_line_says_so(
     assert (f"and the checkpoint's run had {of_run}" in caplog.text) is warns
 
 
-@pytest.mark.parametrize("has_agents", [True, False])
-def test_given_a_score_of_before_when_a_copy_without_agents_resumes_then_its_own_checkpoints_do_not_need_agents(
-    run, tmp_path, monkeypatch, has_agents
+def test_given_what_an_extension_has_attached_when_a_copy_without_it_resumes_then_the_tokens_stay_and_go_on_alone(
+    run, tmp_path, monkeypatch
 ):
-    """Earlier versions ended the ids of scores with a number, as those of calls that no other copy can answer."""
-    score = Call(call_id="a/0/0/reward/d/0", turn=1, arguments=b"")
+    """Where it is needed, start-up has refused the checkpoint: this may be a score that was interrupted."""
+
+    attached: Any = SimpleNamespace(
+        is_needed=False, is_replayable=True, has_begun=True, to_bytes=lambda: b"of another copy"
+    )
     turn = Turn(prompt_digest=b"p", prompt_len_tok=1)
     append_tokens(turn, [5], [-0.5], [(1, 1)])
-    interrupted = Trajectory(session_id=0, turns=[turn], calls={score.call_id: score})
+    interrupted = Trajectory(session_id=0, turns=[turn], attachment=attached)
     others = [Trajectory(session_id=k) for k in (1, 2, 3)]
     group = PromptGroup(uid="a", prompt={}, drawn_at_step=1, trajectories=[interrupted, *others])
     state = PoolState(waiting=(), buffered=(group,), carried=(), ledger=Ledger(drawn=1))
     config = run(f"trainer.default_local_dir={tmp_path}")
     write_checkpoint(tmp_path, 4, frames=list(to_frames(RolloutState(pool=state))))
     monkeypatch.setattr(store.tq, "kv_list", lambda partition_id: None)
-    monkeypatch.setattr(run_checkpoints, "declared", lambda: ["agents"] if has_agents else [])
+    monkeypatch.setattr(saved_state, "of_copy", lambda place: None)
     resumed = buffer(run)
     run_checkpoints.restore_run(resumed, config, step=4, prompts="", is_newest=True)
-    assert ("agents" in resumed.state().needed_extensions) is has_agents
+    assert "agents" not in resumed.state().needed_extensions
     [again] = resumed.pool.buffered
-    assert again.trajectories[0].generated_tok == 1
+    assert again.trajectories[0].generated_tok == 1 and again.trajectories[0].attachment is None

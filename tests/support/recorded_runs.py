@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from recipe.async_dapo.core.call_figures import CallFigures
 from recipe.async_dapo.record import keys
+from recipe.async_dapo.record.call_figures import CallFigures
 from recipe.async_dapo_lab.report.calls import call_line
 from recipe.async_dapo_lab.report.record import LabRecord
 from recipe.async_dapo_lab.report.samples import LoadSample

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.config.extensions import declared
@@ -15,7 +16,7 @@ from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.round import GroupEvent
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.recording import TrajectoryRecorder, append_tokens, current_recorder
-from recipe.async_dapo.rollout.agent_loops import Calls, Loops
+from recipe.async_dapo.rollout.agent_loops import Loops
 from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.rollout.reward import RewardScorer
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
@@ -34,9 +35,14 @@ def group() -> PromptGroup:
 
 
 def reread(held: PromptGroup) -> PromptGroup:
-    """The group as a checkpoint brings it back, in new processes."""
+    """The group as a checkpoint brings it back, in new processes; what is under way has not arrived."""
     pool = PoolState(waiting=(held,), buffered=(), carried=(), ledger=Ledger())
-    return from_frames(to_frames(RolloutState(pool=pool))).pool.waiting[0]
+    with pytest.MonkeyPatch.context() as patched:
+        if "agents" in declared():
+            from recipe.async_dapo.extensions.agents import journal
+
+            patched.setattr(journal, "ray", SimpleNamespace(wait=lambda references, **_: ([], references)))
+        return from_frames(to_frames(RolloutState(pool=pool))).pool.waiting[0]
 
 
 async def outcome_of(rollout: GroupRollout, held: PromptGroup | None = None) -> GroupOutcome:
@@ -86,17 +92,39 @@ async def quick(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]
 scores = ScriptedReward  # of the sessions, in order of completion
 
 
-def call_runner(timeout_s: float = 60.0, journal_limit_bytes: int = 2**20, **options: Any) -> Any:
-    """Of one worker, in a copy with agents."""
-    from recipe.async_dapo.extensions.agents.call_runner import CallRunner
+def call_runner(timeout_s: float = 60.0, journal_limit_bytes: int = 2**20, kept: Any = None, **options: Any) -> Any:
+    """The loops of one worker, in a copy with agents."""
+    from recipe.async_dapo.extensions.agents.kept_loops import KeptLoops
+    from recipe.async_dapo.extensions.agents.loops import LoopsOfWorker
 
-    runner = CallRunner(
+    runner = LoopsOfWorker(
+        kept or KeptLoops(),
         timeout_s=timeout_s,
         journal_limit_bytes=journal_limit_bytes,
         promise=lambda call_id: FakeHandle(runner).result_of.remote(call_id),
         **options,
     )
     return runner
+
+
+def calls_of(running: GroupRollout) -> Any:
+    """What has been counted of calls since this was asked last, in a copy with agents."""
+    from recipe.async_dapo.extensions.agents.counts import CallCounts
+
+    return CallCounts.of(running.take_report().counts)
+
+
+def as_workers_run(loop: Loop) -> Loop:
+    """A loop that a test runs itself, and not by the loops of a worker."""
+    if "agents" not in declared():
+        return loop
+    from recipe.async_dapo.extensions.agents.kept_loops import outputs_of
+
+    async def run(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        current: Any = recorder()
+        return await outputs_of(current, loop(held, trajectory))
+
+    return run
 
 
 def rollout(
@@ -106,7 +134,7 @@ def rollout(
     on_error: OnRewardError = OnRewardError.DROP_GROUP,
     is_filtered: bool = True,
     keeps_failures: bool = False,
-    kept: Loops | None = None,
+    kept: Any = None,
     carries: bool = True,
     notify: Callable[[str, GroupEvent], None] = lambda uid, event: None,
 ) -> GroupRollout:
@@ -119,10 +147,9 @@ def rollout(
     )
     scorer = RewardScorer(compute_score or scores(0, 1, 0, 1), options=options)
     return GroupRollout(
-        loop,
+        as_workers_run(loop),
         scorer,
-        calls=call_runner(carries=carries) if "agents" in declared() else Calls(),
-        loops=kept or Loops(),
+        loops=call_runner(kept=kept, carries=carries) if "agents" in declared() else Loops(),
         options=options,
         validates=keeps_failures,
         notify=notify,

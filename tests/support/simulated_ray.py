@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError
 
+from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.engines import replica
 from recipe.async_dapo.rollout import all_workers, parking
 from recipe.async_dapo.rollout import manager as manager_module
@@ -34,7 +35,11 @@ class SimulatedRay:
         monkeypatch.setattr(manager_module, "ray", remote)
         for module in (all_workers, replica):
             monkeypatch.setattr(module, "ray", remote)
-        monkeypatch.setattr(parking, "ray", SimpleNamespace(put=StoredObject, get=self._stored, wait=self._arrived))
+        monkeypatch.setattr(parking, "ray", SimpleNamespace(put=StoredObject, get=self._stored))
+        if "agents" in declared():
+            from recipe.async_dapo.extensions.agents import journal
+
+            monkeypatch.setattr(journal, "ray", SimpleNamespace(get=self.get, wait=self._arrived))
         monkeypatch.setattr(engine_manager_module, "ray", remote)
         monkeypatch.setattr(time, "monotonic", self._loop.time)
         monkeypatch.setattr(time, "time", self._loop.time)

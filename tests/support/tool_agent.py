@@ -45,7 +45,7 @@ class NextProblemLoop(ToolAgentLoop):
         is_own = sample["session_id"] % 2 == 0
         of = {"uid": sample["uid"], "session": sample["session_id"], "is_own": is_own}
         recorder = current_recorder.get()
-        kept = None if recorder is None else recorder.kept_loop
+        kept: Any = getattr(recorder, "kept_loop", None)
         if kept is not None:
             suspend = kept.suspend
 

@@ -47,9 +47,12 @@ class Declared:
         passes: a subclass of `Passes` of `training/passes.py`; several are combined, in any order.
         step_updates: a subclass of `StepUpdates` of `training/step_updates.py`; at most one in a copy.
         codec: makes the `Codec` of `rollout/codec.py`; at most one in a copy.
-        loops: `loops(config, options, worker=, promise=)`: the `Calls` and `Loops` of `rollout/agent_loops.py` of a
-            worker, by its number; `promise` makes of a call's id what can be awaited anywhere, and asks `result_of` of
-            the worker's calls. At most one in a copy.
+        loops: `loops(config, options, worker=, promise=)`: the `Loops` of `rollout/agent_loops.py` of a worker, by its
+            number; `promise` makes of a call's id what can be awaited anywhere, and asks its `result_of`. At most one
+            in a copy.
+        tools: `tools(tools, timeout_s=)`: verl's tools of a worker, as its agent loops get them. At most one in a copy.
+        load_tools: `load_tools(config)`: verl's tools of a run, before there is a cluster. At most one in a copy.
+        attachment: makes, of a checkpoint's bytes, the `Attachment` of `core/trajectory.py`; at most one in a copy.
         reward_trial: `Trial(config, options)`: calls the run's reward function before there is a cluster. Has `config`,
             with the run's reward manager, `load()`, `submit(arguments) -> Future`, `close()`; what is wrong with the
             function is raised as errors of `core/users_errors.py`. At most one in a copy.
@@ -81,6 +84,9 @@ class Declared:
     step_updates: str = ""
     codec: str = ""
     loops: str = ""
+    tools: str = ""
+    load_tools: str = ""
+    attachment: str = ""
     reward_trial: str = ""
     driver: str = ""
     shipping: str = ""
@@ -206,7 +212,8 @@ WITHOUT = {
 }
 
 
-AGENTS = "agents"  # serves what agent loops say of themselves, and calls of tools
+AGENTS = "agents"  # serves what agent loops say of themselves, and their calls
+TOOLS = "tools"  # stands on it, and serves verl's tools
 
 
 @cache

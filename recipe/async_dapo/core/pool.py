@@ -80,7 +80,7 @@ class PoolWatch:
         """They are the batch of a step."""
 
     def retired(self, groups: Sequence[PromptGroup]) -> None:
-        """They are given up."""
+        """They are given up, and still have what they have generated."""
 
     def check(self, held: Collection[PromptGroup], ledger: Ledger, *, deferred: int) -> None:
         """The ledger closes: see that the watch's own account does.
@@ -138,7 +138,7 @@ class PromptPool:
         self._in_round: dict[str, PromptGroup] = {}
         self._places: dict[str, int] = {}  # uid -> where it was among the groups of the last round
         self._unfit: frozenset[str] = frozenset()  # of a checkpoint: to be retired before the next round
-        self._retired_tok = self._lost_loops = 0  # since a round was settled
+        self._retired_tok = 0  # since a round was settled
         self.ledger = Ledger()
 
     @property
@@ -315,8 +315,8 @@ class PromptPool:
         self._carried.sort(key=lambda carried: carried.oldest_version)
         self.ledger.filtered += len(filtered)
         self.ledger.failed += len(failed)
-        retired_tok, lost_loops, self._retired_tok, self._lost_loops = self._retired_tok, self._lost_loops, 0, 0
-        return replace(summary, resumed=resumed, discarded_tok=retired_tok, lost_loops=lost_loops)
+        retired_tok, self._retired_tok = self._retired_tok, 0
+        return replace(summary, resumed=resumed, discarded_tok=retired_tok)
 
     def _take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> list[PromptGroup]:
         """Put interrupted groups into the buffer, and let those that never started wait. Returns those that are to
@@ -349,7 +349,7 @@ class PromptPool:
         self._buffered.append(group)
 
     def retire(self, step: int) -> list[str]:
-        """Give up groups of which no token could be trained on any more, or whose agent loops are gone; and those of a
+        """Give up groups of which no token could be trained on any more, or that cannot go on; and those of a
         checkpoint that have begun, where none may go on under another policy, or that are unfit. Their prompts are
         queued again.
 
@@ -361,12 +361,11 @@ class PromptPool:
             g
             for g in self._buffered
             if not self._keeps_tokens
-            or g.lost_loops
+            or g.is_lost
             or g.uid in unfit
             or limit.is_too_stale(max(g.versions(), default=None), step)
         ]
         uids = {group.uid: None for group in groups}
-        self._lost_loops += sum(group.lost_loops for group in groups)
         self._retired_tok += sum(self._discard(one.group, one.generated_tok) for one in self._take_carried(uids))
         self._buffered = [group for group in self._buffered if group.uid not in uids]
         again = [group.again(self._new_uid(), step=step) for group in groups]

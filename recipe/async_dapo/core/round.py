@@ -33,7 +33,7 @@ class GroupEvent(StrEnum):
     """What happens in a group while it runs."""
 
     GENERATED = "generated"  # one of its trajectories has been generated to its end
-    WAITS = "waits"  # one of them waits for a call, and generates nothing meanwhile
+    WAITS = "waits"  # one of them is idle: it needs no engine for a while, and others generate in its stead
     GOES_ON = "goes_on"  # it generates again
     CERTAIN = "certain"  # two of them differ, so that the group will be valid, and others still run
 
@@ -52,7 +52,7 @@ class RoundSpec:
     must_finish: frozenset[str] = frozenset()  # too stale in the next step: the round does not halt before they ended
     # N' of CoPRIS: a group starts while fewer trajectories generate; None = only the slots bound what runs
     pool_size: int | None = None
-    most_unfinished: int | None = None  # and while fewer are unfinished, those included that wait for calls
+    most_unfinished: int | None = None  # and while fewer are unfinished, idle ones included
     # (1 + max_staleness) * B: as many valid groups as can be trained before tokens sampled now are too stale; None = no
     # limit on staleness.
     most_trainable: int | None = None
@@ -82,15 +82,14 @@ class RoundSummary(Summed):
     """What a closed round leaves behind, or a part of one that goes on, and what the trainer's pool makes of it."""
 
     LATEST = ("round_id", "never_started", "handed_over", "under_way")
-    LARGEST = ("waiting_for_calls_max",)
+    LARGEST = ("idle_max",)
 
     round_id: str
     outcomes: tuple[GroupOutcome, ...]  # in order of completion
     start_order: tuple[str, ...]
     never_started: tuple[str, ...] = ()
     taken_unreported: tuple[str, ...] = ()  # started, and neither ended nor set aside: interrupted
-    waiting_for_calls_max: int = 0  # trajectories at once
-    waiting_for_calls: tuple[tuple[float, int], ...] = ()  # over time [s since the epoch], from each time on
+    idle_max: int = 0  # trajectories at once that needed no engine, and had not ended
     handed_over: tuple[str, ...] = ()  # to be trained on, of a round that goes on
     under_way: int = 0  # groups that wait and run there
     stop_latency_s: float = 0.0  # from the report that met the stop rule until every engine was idle
@@ -101,7 +100,6 @@ class RoundSummary(Summed):
     requeued: int = 0  # interrupted groups that start again
     lost_reports: int = 0  # of these: a worker has neither finished nor given them back
     discarded_tok: int = 0  # of groups that start again or are retired
-    lost_loops: int = 0  # agent loops of retired groups that could not go on
 
     def ended(self, verdict: Verdict) -> list[GroupOutcome]:
         """The groups that have ended so."""
@@ -207,14 +205,9 @@ class Round:
             case GroupEvent.CERTAIN:
                 self._groups.mark_certain(uid)
             case GroupEvent.WAITS:
-                self._groups.note_in_calls(uid, 1)
+                self._groups.note_idle(uid, 1)
             case GroupEvent.GOES_ON:
-                self._groups.note_in_calls(uid, -1)
-
-    @property
-    def in_calls(self) -> int:
-        """Trajectories that wait for calls now."""
-        return self._groups.in_calls
+                self._groups.note_idle(uid, -1)
 
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended. A second report of a group is ignored."""
@@ -245,7 +238,7 @@ class Round:
             start_order=tuple(self._start_order),
             never_started=self._groups.uids(*WAITING),
             taken_unreported=self._groups.uids(GroupState.RUNNING),
-            waiting_for_calls_max=self._groups.in_calls_max,
+            idle_max=self._groups.idle_max,
         )
 
     def _starts_again(self, part: str, outcome: GroupOutcome) -> bool:

@@ -3,12 +3,11 @@
     add -> BEGUN | FRESH  --start-->  RUNNING  --remove--> gone: its outcome is the round's
 
 Waiting groups stand in lines, in the order in which they were added: one line for each state, part and affinity. A
-worker starts those of the lowest rank first. It takes a group whose agent loop rests on another worker only if it has
-no other one, and if that loop can be replayed.
+worker starts those of the lowest rank first. It takes a group that rests on another worker only if it has no other one,
+and if that one is not pinned.
 
-A group whose tool runs is RUNNING, in its worker: `in_calls` counts its trajectories that wait, and others generate in
-their stead. At a stop it is given back like any other, and waits as BEGUN in the next round; the call goes on in that
-worker meanwhile (`extensions/agents/call_runner.py`).
+Trajectories of a group that runs may be `idle`, as while a tool runs: others generate in their stead. At a stop their
+group is given back like any other, and waits as BEGUN in the next round.
 """
 
 from collections import Counter, deque
@@ -26,7 +25,7 @@ class GroupState(StrEnum):
 
     BEGUN = "begun"  # waits, with what it has generated in earlier rounds
     FRESH = "fresh"  # waits, and has generated nothing
-    RUNNING = "running"  # a slot runs it, some of its trajectories may wait for calls of tools
+    RUNNING = "running"  # a slot runs it, some of its trajectories may be idle
 
 
 WAITING = (GroupState.BEGUN, GroupState.FRESH)  # in the order in which they start
@@ -44,7 +43,7 @@ class WaitingGroup:
     is_certain: bool = False  # its finished trajectories differ: it will be valid
     has_begun: bool = False  # in an earlier round
     oldest_version: int | None = None  # of its tokens
-    affinity: int | None = None  # the worker where agent loops of it rest
+    affinity: int | None = None  # the worker where trajectories of it rest
     is_pinned: bool = False  # some of those can only go on there
     content: Any = None  # what a slot needs to run it; opaque to core, see `parking.py`
     ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
@@ -63,7 +62,7 @@ class _Entry:
     state: GroupState
     is_certain: bool
     unfinished: int  # trajectories
-    in_calls: int = 0  # of these, while it runs: they wait for calls, and generate nothing meanwhile
+    idle: int = 0  # of these, while it runs: they need no engine for a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class RoundGroups:
 
     Args:
         pool_size: N' of CoPRIS: a group starts while fewer trajectories generate; None = no limit.
-        most_unfinished: a group starts while fewer are unfinished, those that wait for calls included; None = no limit.
+        most_unfinished: a group starts while fewer are unfinished, idle ones included; None = no limit.
     """
 
     def __init__(self, *, pool_size: int | None, most_unfinished: int | None) -> None:
@@ -91,8 +90,8 @@ class RoundGroups:
         self._order = count()
         self._num: Counter[tuple[GroupState, str]] = Counter()  # by part
         self._certain: Counter[str] = Counter()
-        self._unfinished = self.in_calls = 0  # trajectories of running groups
-        self.in_calls_max = 0  # most that waited for calls at once [trajectories]
+        self._unfinished = self._idle = 0  # trajectories of running groups
+        self.idle_max = 0  # most at once [trajectories]
 
     def __contains__(self, uid: str) -> bool:
         """Whether it runs."""
@@ -116,7 +115,7 @@ class RoundGroups:
     @property
     def has_capacity(self) -> bool:
         """Whether another group may start."""
-        generate = self._unfinished - self.in_calls
+        generate = self._unfinished - self._idle
         is_open = self._pool_size is None or generate < self._pool_size
         return is_open and (self._most_unfinished is None or self._unfinished < self._most_unfinished)
 
@@ -166,16 +165,16 @@ class RoundGroups:
             self._entries[uid].unfinished -= 1
             self._unfinished -= 1
 
-    def note_in_calls(self, uid: str, change: int) -> None:
-        """Add to the number of a running group's trajectories that wait for calls: others may run in their stead."""
+    def note_idle(self, uid: str, change: int) -> None:
+        """Add to the number of a running group's trajectories that are idle: others may run in their stead."""
         if uid in self:
-            self._entries[uid].in_calls += change
-            self.in_calls += change
-            self.in_calls_max = max(self.in_calls_max, self.in_calls)
+            self._entries[uid].idle += change
+            self._idle += change
+            self.idle_max = max(self.idle_max, self._idle)
 
-    def forget_in_calls_max(self) -> None:
-        """Look for the most that wait for calls at once from now on."""
-        self.in_calls_max = self.in_calls
+    def forget_idle_max(self) -> None:
+        """Look for the most that are idle at once from now on."""
+        self.idle_max = self._idle
 
     def mark_certain(self, uid: str) -> None:
         """A running group is sure to be valid."""
@@ -188,7 +187,7 @@ class RoundGroups:
         entry = self._entries.pop(uid)
         self._num[GroupState.RUNNING, entry.part] -= 1
         self._unfinished -= entry.unfinished
-        self.in_calls -= entry.in_calls
+        self._idle -= entry.idle
         self._certain[entry.part] -= entry.is_certain
 
     def _next_line(self, worker: int, startable: Startable) -> _Line | None:

@@ -2,8 +2,8 @@
 
 A trajectory is recorded as the turns its agent loop asked the engines for. An interrupted trajectory is resumed by
 running its agent loop again over the recorded turns: finished turns are answered from the record, the unfinished one
-is continued from its tokens. A single-turn loop has one turn. What else the loop asks for, of tools or of the reward,
-is in its journal.
+is continued from its tokens. A single-turn loop has one turn. An extension may attach to a trajectory what it keeps of
+it beside its turns.
 """
 
 from array import array
@@ -11,10 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
-from .call_figures import CallFigures
-from .journal import Call
 from .routes import Routes
 from .summed import Summed
 
@@ -47,10 +45,31 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspension:
-    """Where the agent loop of an interrupted trajectory rests, alive."""
+    """Where an interrupted trajectory rests, alive."""
 
     worker: int
-    loop: str
+    name: str
+
+
+class Attachment(Protocol):
+    """What an extension keeps of a trajectory beside its turns. It goes where they go."""
+
+    suspension: Suspension | None  # not in checkpoints
+    is_replayable: bool  # else the trajectory can go on only where it rests
+
+    @property
+    def has_begun(self) -> bool: ...  # there is something to lose
+
+    @property
+    def is_needed(self) -> bool: ...  # the trajectory cannot go on in a copy without the extension
+
+    def copied(self) -> Self: ...
+
+    def without_content(self) -> Self:
+        """The same, of no size."""
+
+    def to_bytes(self) -> bytes:
+        """For a checkpoint. `Declared.attachment` reads it."""
 
 
 class Timed(NamedTuple):
@@ -103,10 +122,8 @@ class Trajectory:
     session_id: int
     age: int = 0  # rounds it was carried over unfinished
     turns: list[Turn] = field(default_factory=list)
-    calls: dict[str, Call] = field(default_factory=dict)  # by their ids, in order
-    suspension: Suspension | None = None  # not in checkpoints
-    is_replayable: bool = True  # else only its own loop, alive, can go on with what is recorded
-    # From a checkpoint: calls after that may have happened and are not recorded here.
+    attachment: Attachment | None = None
+    # From a checkpoint: what its loop has done after that may have happened and is not recorded here.
     is_restored: bool = field(default=False, compare=False)
     outputs: Any = None  # the agent loop's scored outputs once finished; opaque to core
     finished_stamps: tuple[tuple[int, int], ...] = ()  # see `stamps`, kept when the turns are gone
@@ -119,12 +136,20 @@ class Trajectory:
     def has_started(self) -> bool:
         """Whether it has anything to lose; a turn that no engine has begun is nothing."""
         is_asked = any(turn.segments for turn in self.turns)
-        return self.is_finished or is_asked or bool(self.calls) or self.suspension is not None
+        return self.is_finished or is_asked or (self.attachment is not None and self.attachment.has_begun)
+
+    @property
+    def suspension(self) -> Suspension | None:
+        return None if self.attachment is None else self.attachment.suspension
+
+    @property
+    def is_replayable(self) -> bool:
+        return self.attachment is None or self.attachment.is_replayable
 
     @property
     def is_lost(self) -> bool:
-        """Whether it cannot go on, as its loop is gone."""
-        return not self.is_replayable and self.has_started and not self.is_finished and self.suspension is None
+        """Whether it cannot go on, as what rested is gone."""
+        return not self.is_replayable and self.has_started and self.suspension is None
 
     @property
     def stamps(self) -> tuple[tuple[int, int], ...]:
@@ -139,15 +164,10 @@ class Trajectory:
     def generated_tok(self) -> int:
         return sum(num_tokens for _, num_tokens in self.stamps)
 
-    @property
-    def journal_bytes(self) -> int:
-        return sum(call.size_bytes for call in self.calls.values())
-
     def finish(self, outputs: Any) -> None:
-        """Keep the scored outputs, which hold all tokens, in place of turns and calls."""
+        """Keep the scored outputs, which hold all tokens, in place of all that is recorded."""
         self.finished_stamps = self.stamps
-        self.turns, self.calls = [], {}
-        self.suspension = None
+        self.turns, self.attachment = [], None
         self.outputs = outputs
 
     @property
@@ -155,15 +175,15 @@ class Trajectory:
         return [token for turn in self.turns for token in turn.raw_response_ids]
 
     def copied(self) -> "Trajectory":
-        """Turns and calls of its own, and the same tokens."""
-        calls = {call_id: copy(call) for call_id, call in self.calls.items()}
-        return replace(self, turns=[copy(turn) for turn in self.turns], calls=calls)
+        """Turns of its own, and the same tokens."""
+        attachment = self.attachment and self.attachment.copied()
+        return replace(self, turns=[copy(turn) for turn in self.turns], attachment=attachment)
 
     def keep_counts(self) -> None:
         """Let go of its tokens, but not of their numbers."""
         for turn in self.turns:
             turn.segments, turn.routes = [segment.without_tokens for segment in turn.segments], None
-        self.calls = {call_id: call.without_content for call_id, call in self.calls.items()}
+        self.attachment = self.attachment and self.attachment.without_content()
         if self.is_finished:
             self.outputs = True
 
@@ -171,8 +191,7 @@ class Trajectory:
         """Throw away all it has generated. Returns the number of tokens lost."""
         lost_tok = self.generated_tok
         self.turns, self.outputs, self.finished_stamps, self.age = [], None, (), 0
-        self.calls, self.is_restored = {}, False
-        self.suspension, self.is_replayable = None, True
+        self.attachment, self.is_restored = None, False
         return lost_tok
 
 
@@ -214,17 +233,17 @@ class PromptGroup:
         return {version for trajectory in self.trajectories for version, _ in trajectory.stamps}
 
     def suspensions(self) -> list[Suspension]:
-        """Its agent loops that are still alive."""
+        """Where trajectories of it rest."""
         return [one.suspension for one in self.trajectories if one.suspension is not None]
 
     @property
-    def lost_loops(self) -> int:
-        """Trajectories that cannot go on [count]."""
-        return sum(trajectory.is_lost for trajectory in self.trajectories)
+    def is_lost(self) -> bool:
+        """Whether some of its trajectories cannot go on."""
+        return any(trajectory.is_lost for trajectory in self.trajectories)
 
     def take_tokens(self) -> "PromptGroup":
         """Let go of its tokens, but not of their numbers. Returns a copy that has them, and that nothing changes any
-        more: calls that go on write their results elsewhere.
+        more: what goes on writes elsewhere.
         """
         whole = replace(self, trajectories=[trajectory.copied() for trajectory in self.trajectories])
         for trajectory in self.trajectories:
@@ -249,40 +268,19 @@ class PromptGroup:
 
 @dataclass(slots=True, kw_only=True)
 class RoundCounts(Summed):
-    """What trajectories have done in a round: their turns, their calls, and tokens that were lost or read again."""
+    """What trajectories have done in a round: their turns, and tokens that were lost or read again."""
 
-    ended: int = 0  # trajectories; the next three are theirs, of whatever round
+    ended: int = 0  # trajectories; the next two are theirs, of whatever round
     turns: int = 0
     turns_tok: int = 0
-    calls_s: float = 0.0
-    calls_made: int = 0
-    calls_replayed: int = 0
-    calls_carried: int = 0  # ran on when the stop interrupted their trajectories
-    calls_unknown: int = 0
-    calls_diverged: int = 0  # recorded ones that the loop did not come to again
-    calls_answered: int = 0  # of tools and other services; without rewards and what the record answers
-    calls_failed: int = 0  # of these: raised, or took too long
-    kept_loops: int = 0  # agent loops that rest in their workers over the stop
     diverged_tok: int = 0  # recorded tokens that the loop did not ask for again
     reprefilled_tok: int = 0  # of the contexts of continued requests, without those found
     found_tok: int = 0  # of these contexts, in a cache
-    of_extensions: dict[str, float] = field(default_factory=dict)  # what they have counted, by metric
-    of_calls: dict[str, CallFigures] = field(default_factory=dict)  # by name; those that were answered
+    # What extensions have counted: numbers by the metrics that they declare, others that are `Summed` by their names.
+    of_extensions: dict[str, Any] = field(default_factory=dict)
 
-    def answer_call(self, name: str, seconds: float, *, is_failed: bool) -> None:
-        """Count a call that has its answer."""
-        self.calls_answered += 1
-        self.calls_failed += is_failed
-        self.note_call(name, seconds, is_failed=is_failed)
-
-    def note_call(self, name: str, seconds: float, *, is_failed: bool) -> None:
-        """Note what is no call of the loop beside its calls."""
-        figures = CallFigures.of(seconds, is_failed=is_failed)
-        self.of_calls[name] = self.of_calls[name] + figures if name in self.of_calls else figures
-
-    def end(self, turns: Sequence[Turn], calls_s: float) -> None:
-        """Count a trajectory that has ended with these turns, and the time that it has spent in calls of tools."""
+    def end(self, turns: Sequence[Turn]) -> None:
+        """Count a trajectory that has ended with these turns."""
         self.ended += 1
         self.turns += len(turns)
         self.turns_tok += sum(turn.generated_tok for turn in turns)
-        self.calls_s += calls_s

@@ -66,16 +66,10 @@ def user_traceback(error: BaseException) -> str:
     return shortened("".join(shown.format()).rstrip(), MOST_TRACEBACK_CHARS)
 
 
-def shortened(text: str, most: int, side: str = "middle") -> str:
-    """The text, cut if it has more characters.
-
-    Args:
-        side: where it is cut, as verl's `multi_turn.tool_response_truncate_side` has it for answers of tools.
-    """
-    if len(text) <= most:
-        return text
-    head, tail = {"left": (0, most), "right": (most, 0)}.get(side, (most // 2, most // 2))
-    return f"{text[:head]}...(truncated)...{text[len(text) - tail :]}"
+def shortened(text: str, most: int, *, head: float = 0.5) -> str:
+    """The text, cut if it has more characters: which share of these is its head."""
+    first, last = int(most * head), int(most * (1 - head))
+    return text if len(text) <= most else f"{text[:first]}...(truncated)...{text[len(text) - last :]}"
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -16,12 +16,9 @@ from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from ..calls import call_id
 from ..config.values import ConfigError
-from ..core.journal import name_of
 from ..core.trajectory import Trajectory, Turn
-from ..record.plain_values import AGENT_LOOP
-from ..recording import TrajectoryInterrupted, TrajectoryRecorder, current_recorder, cut
+from ..recording import TrajectoryRecorder, current_recorder, cut
 from .engine_requests import EngineRequests
 from .protocol import FOUND
 from .routes import routes_of_turn
@@ -125,12 +122,6 @@ class AsyncDAPOLLMClient(LLMServerClient):
         sampling_params: dict[str, Any],
         **kwargs: Any,
     ) -> TokenOutput:
-        if call_id():
-            raise ConfigError(
-                AGENT_LOOP,
-                name_of(call_id()),
-                "this recorded call calls generate, whose tokens would be in no record: call that in the loop itself",
-            )
         recorder = current_recorder.get() or TrajectoryRecorder(trajectory=Trajectory(session_id=0))
         prompt_ids = normalize_token_ids(prompt_ids)
         if self._has_old_kv and recorder.prompt_uid:  # an agent loop that runs again draws another id
@@ -143,8 +134,8 @@ class AsyncDAPOLLMClient(LLMServerClient):
             is_whole=self._must_be_whole(sampling_params),
             budget_tok=self._budget_tok(len(prompt_ids), sampling_params),
         )
-        if recorder.rests and recorder.kept_loop is not None:
-            await recorder.kept_loop.next_round()
+        if recorder.rests:
+            await recorder.next_round()
         turn = recorder.begin_turn(prompt_ids, kwargs.get("image_data") or ())
         number = recorder.next_turn - 1
         while True:
@@ -156,10 +147,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
                     await self._request(recorder, turn, asked)
                 continue
             recorder.stop()  # the turn goes on in the next round
-            if recorder.kept_loop is None:
-                await recorder.all_back()  # the first that is raised ends the loop
-                raise TrajectoryInterrupted(f"interrupted after {turn.generated_tok} tokens of a turn")
-            await recorder.kept_loop.next_round()
+            await recorder.next_round()
             turn = recorder.trajectory.turns[number]  # the record has come back from the pool
         turn.finish_reason = turn.finish_reason or "length"
         counts = dict(turn.counts)

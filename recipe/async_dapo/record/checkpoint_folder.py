@@ -33,7 +33,7 @@ ANEW = "begin a new run with its weights, in a trainer.default_local_dir (CKPTS_
 _PARTS = {"model": "model", "optimizer": "optim", "extra": "extra"}
 _RANK_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")  # of verl's FSDP and VeOmni
 
-FORMAT = 8
+FORMAT = 9
 MAX_COMPLETE_BYTES = 16 * 2**20  # the names of some hundred thousand files
 _LENGTH_BYTES = 8
 

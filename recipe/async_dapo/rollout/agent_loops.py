@@ -1,8 +1,7 @@
 """verl's agent loops, one per trajectory. The stop ends a loop, and it runs again over its record in the next round.
 
-One that asks for several turns at once says `side_by_side = True`. What a loop asks of anything but the model is made
-once, and a loop with a state of its own outlives the stop, where the copy has `extensions/agents` (`Declared.loops`).
-A copy without it refuses such a loop: after a stop it would run again without its state.
+One that asks for several turns at once says `side_by_side = True`. One with a state of its own would have lost it, and
+is refused, but where the copy has `extensions/agents` (`Declared.loops`): there it outlives the stop.
 """
 
 import functools
@@ -14,7 +13,7 @@ import hydra
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, _agent_loop_registry
 
-from ..calls import RETRY, Policy, RecordedError
+from ..calls import RecordedError
 from ..config.extensions import AGENTS, declared, not_in_copy
 from ..config.values import ConfigError
 from ..core.outcome import TrajectoryFailed
@@ -94,8 +93,8 @@ def _cannot_be_made(name: str, error: Exception) -> ConfigError:
     )
 
 
-class Calls:
-    """What agent loops ask of anything but the model, and scores of their answers, in a copy that keeps no journal.
+class Loops:
+    """How agent loops of a worker run, what they ask of anything but the model, and how their answers are scored.
 
     Args:
         timeout_s: longest time a call may take [s]; None: no limit.
@@ -103,38 +102,41 @@ class Calls:
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self._limit_s = timeout_s
-        self.late_counts = RoundCounts()  # of what went on when its trajectory's round was over; in no report yet
-
-    def wrap(self, tools: list[Any]) -> list[Any]:
-        """Tools as agent loops get them."""
-        return tools
 
     def recorder(self, trajectory: Trajectory, *, prompt_uid: str, attempt: str) -> TrajectoryRecorder:
-        """For a new run of a trajectory's loop.
-
-        Args:
-            attempt: tells its calls from those of an attempt that was thrown away.
-        """
+        """For a run of a trajectory's loop, or of the loop that rests here; `attempt` as `GroupRollout` has it."""
         return TrajectoryRecorder(trajectory=trajectory, prompt_uid=prompt_uid)
 
     async def run(
+        self, make: Callable[[], AgentLoopBase], sampling_params: dict[str, Any], **sample: Any
+    ) -> list[AgentLoopOutput]:
+        """Run the loop of the current trajectory, or let it go on."""
+        recorder, agent_loop = current_recorder.get(), make()
+        assert recorder is not None
+        recorder.is_side_by_side = getattr(agent_loop, "side_by_side", False)
+        return await run_loop(agent_loop, sampling_params, **sample)
+
+    async def settle(self, recorder: TrajectoryRecorder) -> None:
+        """The round is over for a trajectory."""
+
+    async def end_others(self, wanted: frozenset[str]) -> None:
+        """End the loops that rest here and are not wanted any more."""
+
+    def take_counts(self) -> RoundCounts:
+        """Of what no trajectory has counted, since this was asked last."""
+        return RoundCounts()
+
+    async def call(
         self,
         recorder: TrajectoryRecorder,
         name: str,
         arguments: dict[str, Any],
         make: Callable[[], Any],
         *,
-        policy: Policy = RETRY,
+        about: Any = None,
     ) -> Any:
-        """The answer of a call, which is made again where its loop runs again.
+        """The answer of a call, which is made again where its loop runs again; see `make_recorded`.
 
-        Raises:
-            RecordedError: if the call raised, or took too long.
-        """
-        return await self._value_of(make)
-
-    async def _value_of(self, make: Callable[[], Any]) -> Any:
-        """
         Raises:
             RecordedError: from what the call has raised, or from `LimitReached`.
         """
@@ -156,35 +158,6 @@ class Calls:
         """What `make` says of these responses. What a stop interrupts is scored again."""
         return await make()
 
-    def drop_live(self, outputs: Sequence[AgentLoopOutput], recorder: TrajectoryRecorder) -> None:
-        """Leave out of outputs what tools have been told of that no record can hold."""
-
     async def result_of(self, call_id: str) -> bytes | None:
         """What a call that went on over a stop came to; None if it has to be made again."""
         return None
-
-
-class Loops:
-    """The agent loops of a worker."""
-
-    def recorder_of(self, trajectory: Trajectory) -> TrajectoryRecorder | None:
-        """Of the loop that rests here since the trajectory was interrupted, if one does."""
-        return None
-
-    def claim(self, trajectory: Trajectory) -> None:
-        """The trajectory goes on here, with its loop or without."""
-
-    async def run(
-        self, make: Callable[[], AgentLoopBase], sampling_params: dict[str, Any], **sample: Any
-    ) -> list[AgentLoopOutput]:
-        """Run the loop of the current trajectory."""
-        recorder, agent_loop = current_recorder.get(), make()
-        assert recorder is not None
-        recorder.is_side_by_side = getattr(agent_loop, "side_by_side", False)
-        return await run_loop(agent_loop, sampling_params, **sample)
-
-    async def settle(self, recorder: TrajectoryRecorder) -> None:
-        """The round is over for a trajectory."""
-
-    async def end_others(self, wanted: frozenset[str]) -> None:
-        """End the loops that rest here and are not wanted any more."""

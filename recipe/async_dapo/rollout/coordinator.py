@@ -21,7 +21,6 @@ from enum import StrEnum
 import ray
 from ray.actor import ActorHandle
 
-from ..core.call_figures import CountSamples
 from ..core.failures import EndedGroups
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.mix import ALL
@@ -41,22 +40,10 @@ class _OpenRound:
         self.state = state
         self.stops_engines = stops_engines
         self.tickets: dict[str, WaitingGroup] = {}
-        self._in_calls: CountSamples | None = None  # since a trajectory has waited for a call
         self.stopped = asyncio.Event()
         self.engines_idle: asyncio.Future[float] | None = None
         self.changed = asyncio.Event()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    def note_in_calls(self) -> None:
-        """Follow how many trajectories wait for calls."""
-        if self._in_calls is None and self.state.in_calls:
-            self._in_calls = CountSamples()
-        if self._in_calls is not None:
-            self._in_calls.add(time.time(), self.state.in_calls)
-
-    def take_in_calls(self) -> tuple[tuple[float, int], ...]:
-        """In order of time, since this was asked last; nothing where none has waited."""
-        return () if self._in_calls is None else self._in_calls.take(time.time())
 
     async def next_start(self, worker: int) -> None:
         """Wait, in line, until this worker may start a group or nothing more will."""
@@ -152,20 +139,18 @@ class EarlyStoppingCoordinator:
             logger.warning("late report of round %s ignored: %s", round_id, outcome.prompt_uid)
             return
         current.state.report(outcome)
-        current.note_in_calls()
         self._tell_cause(outcome)
         self._after_change(current)
 
     async def report_progress(self, round_id: str, events: Sequence[tuple[str, GroupEvent]]) -> None:
         """Note what happens in running groups (uid, event), over all data-parallel groups (the AggregatorActor of the
         partial rollout workflow). With a pool size, the next group may start once a trajectory has been generated, or
-        waits for a call.
+        is idle.
         """
         current = self._find(round_id)
         if current is not None:
             for prompt_uid, event in events:
                 current.state.note(prompt_uid, event)
-            current.note_in_calls()
             current.wake_waiter()
 
     async def available(self, round_id: str) -> Mapping[str, AvailableGroups]:
@@ -202,7 +187,7 @@ class EarlyStoppingCoordinator:
         self._round = None
         latency_s = await current.engines_idle if current.engines_idle is not None else 0.0
         current.release()
-        return replace(current.state.close(), stop_latency_s=latency_s, waiting_for_calls=current.take_in_calls())
+        return replace(current.state.close(), stop_latency_s=latency_s)
 
     def _new_round(self, spec: RoundSpec) -> Round:
         return Round(spec)

@@ -20,7 +20,7 @@ from ..engines.engine_requests import EnginesUnavailable
 from ..record.plain_values import NestedTooDeep
 from ..recording import SampledTokens, TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from ..runtime.actor_watch import ActorDied
-from .agent_loops import Calls, Loops
+from .agent_loops import Loops
 from .packed_output import PackedOutput
 from .reward import RewardScorer, cause_of
 
@@ -69,9 +69,8 @@ class GroupRollout:
     Args:
         run_agent_loop: runs one trajectory to its end and returns its unscored outputs.
         scorer: scores outputs inline.
-        calls: makes the calls of agent loops, and those of the scorer.
         loops: of the worker.
-        attempt: goes into the ids of calls, where a group starts again in each round.
+        attempt: tells what a group asks from what it has asked in an earlier round, where it starts again in each.
         options: the recipe's options.
         validates: every trajectory runs to its end; one that failed is left out, and the others of its group go on.
         notify: is called with what happens in a group, by its uid.
@@ -82,7 +81,6 @@ class GroupRollout:
         run_agent_loop: RunAgentLoop,
         scorer: RewardScorer,
         *,
-        calls: Calls,
         loops: Loops,
         options: AsyncDAPOConfig,
         validates: bool,
@@ -91,7 +89,6 @@ class GroupRollout:
     ) -> None:
         self._run_agent_loop = run_agent_loop
         self._scorer = scorer
-        self._calls = calls
         self._loops = loops
         self._attempt = attempt
         self._on_reward_error = options.reward.on_error
@@ -108,8 +105,7 @@ class GroupRollout:
         """What has been counted since this was asked last; the groups that come back are not in it."""
         report, self._report = self._report, WorkerReport()
         if not self._keeps_failures:  # nobody counts what a validation does
-            report.counts += self._calls.late_counts
-            self._calls.late_counts = RoundCounts()
+            report.counts += self._loops.take_counts()
         return report
 
     async def run(self, group: PromptGroup) -> GroupOutcome | None:
@@ -140,19 +136,16 @@ class GroupRollout:
 
     def _start(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         for trajectory in group.unfinished:
-            recorder = self._loops.recorder_of(trajectory) or self._calls.recorder(
-                trajectory, prompt_uid=group.uid, attempt=self._attempt
-            )
+            recorder = self._loops.recorder(trajectory, prompt_uid=group.uid, attempt=self._attempt)
             notify = functools.partial(self._notify, group.uid)
-            recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round, notify=notify)
+            recorder.begin_round(trajectory, runner=self._loops, limit_tok=self._max_tokens_per_round, notify=notify)
             self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
 
     async def _run_trajectory(self, group: PromptGroup, recorder: TrajectoryRecorder) -> None:
         current_recorder.set(recorder)
         trajectory = recorder.trajectory
-        self._loops.claim(trajectory)
         try:
-            outputs = await self._outputs_of(group, recorder)
+            outputs = await self._run_agent_loop(group, trajectory)
             if recorder.rests:  # its loop has caught the interruption: what it returns may be cut off
                 await recorder.all_back()
                 raise TrajectoryInterrupted("its loop has returned after the stop")
@@ -180,7 +173,7 @@ class GroupRollout:
             except NestedTooDeep as error:  # the policy may have written it
                 self._fail(group, "nested_too_deep", Cause(str(error)))
                 return
-            recorder.counts.end(trajectory.turns, recorder.calls_s)
+            recorder.end()
             trajectory.finish(packed)
             self._note_certain(group)
         finally:
@@ -188,19 +181,6 @@ class GroupRollout:
                 await self._loops.settle(recorder)
             finally:
                 self._report.counts += recorder.counts
-
-    async def _outputs_of(self, group: PromptGroup, recorder: TrajectoryRecorder) -> list[AgentLoopOutput]:
-        """
-        Raises:
-            ConfigError, TrajectoryFailed: also where the loop would go on after them.
-        """
-        try:
-            outputs = await self._run_agent_loop(group, recorder.trajectory)
-        finally:
-            if recorder.given_up is not None:
-                raise recorder.given_up
-        self._calls.drop_live(outputs, recorder)
-        return outputs
 
     def _fail(self, group: PromptGroup, reason: str, cause: Cause) -> None:
         failure = TrajectoryFailed(reason, cause)

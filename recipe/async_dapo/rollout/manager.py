@@ -157,7 +157,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._started = time.monotonic()
         self._deadline = None
         self._look_at = self._started + self._options.engine_timeout_s / 2
-        suspended = frozenset(one.loop for group in groups for one in group.suspensions())
+        suspended = frozenset(one.name for group in groups for one in group.suspensions())
         self._get(self._coordinator.open_round.remote(spec, [ticket_of(group) for group in groups]))
         self._worker_refs = [worker.run_round.remote(spec, suspended) for worker in self.agent_loop_workers]
 

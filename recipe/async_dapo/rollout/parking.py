@@ -140,7 +140,7 @@ async def unpark(ticket: WaitingGroup) -> PromptGroup:
 
 
 def with_tokens(group: PromptGroup) -> PromptGroup:
-    """A group of the pool with its tokens, and with the results of calls that have ended since it was parked.
+    """A group of the pool with its tokens.
 
     Raises:
         TokensLost: when they were not parked, or the process that kept them is gone.
@@ -148,30 +148,13 @@ def with_tokens(group: PromptGroup) -> PromptGroup:
     """
     if group.parked is None:
         return group
-    parked = _fetch(_place_of(group), group.uid)
-    whole = _with_ages(parked, _ages(group))
-    _take_arrived(whole)
-    return whole
+    return _with_ages(_fetch(_place_of(group), group.uid), _ages(group))
 
 
 def _lost(uid: str, error: RayError) -> TokensLost:
     if isinstance(error, RayTaskError):
         return TokensLost(f"the tokens of prompt group {uid} could not be parked: {error.cause!r}")
     return TokensLost(f"an agent loop worker died, and with it the tokens of prompt group {uid}, which it kept")
-
-
-def _take_arrived(group: PromptGroup) -> None:
-    """A call that is still under way stays without a result: after a crash what it came to is unknown."""
-    pending = {
-        call.pending: call
-        for trajectory in group.trajectories
-        for call in trajectory.calls.values()
-        if call.pending is not None
-    }
-    if pending:
-        ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
-        for ref in ready:
-            pending[ref].result = ray.get(ref, timeout=FETCH_TIMEOUT_S)
 
 
 def _ages(group: PromptGroup) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from ..runtime.aio import Gathered
 from ..runtime.logs import show_logs
 from ..runtime.shipping import shipping
 from ..runtime.verl_version import check_versions
-from .agent_loops import AgentLoopFactory, Calls, Loops
+from .agent_loops import AgentLoopFactory, Loops
 from .codec import check_shown, codec
 from .group_rollout import GroupRollout, WorkerReport, leaves
 from .import_loops import import_loops
@@ -61,9 +61,9 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         """Called once by the manager; `worker` is this one's number, and `myself` its handle."""
         self._coordinator = coordinator
         self._worker = worker
-        self._calls, self._loops = Calls(self._options.calls.timeout_s), Loops()
+        self._loops = Loops(self._options.calls.timeout_s)
         if (own := of_copy("loops")) is not None:
-            self._calls, self._loops = own(
+            self._loops = own(
                 self.config, self._options, worker=worker, promise=lambda call_id: myself.result_of.remote(call_id)
             )
         self._rollout: GroupRollout | None = None  # of the round
@@ -71,7 +71,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
     async def result_of(self, call_id: str) -> bytes | None:
         """The result of a call whose trajectory was interrupted here; the worker that continues it waits for this."""
-        return await self._calls.result_of(call_id)
+        return await self._loops.result_of(call_id)
 
     async def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle], attached: None) -> None:
         """Called once by the manager, when there are engines.
@@ -84,6 +84,8 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         model_tok = get_max_position_embeddings(self.model_config.hf_config)
         self.llm_client.context_tok = self.config.actor_rollout_ref.rollout.max_model_len or model_tok
         self._compute_score = ScoringWorker(reward_workers)._compute_score
+        own = of_copy("tools")
+        tools = self.tools if own is None else own(self.tools, timeout_s=self._options.calls.timeout_s)
         self._agent_loops = AgentLoopFactory(
             trainer_config=DictConfigWrap(self.config),
             server_manager=self.llm_client,
@@ -92,7 +94,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             hf_model_type=self.hf_model_type,
             dataset_cls=self.dataset_cls,
             data_config=DictConfigWrap(self.config.data),
-            tools=ToolListWrap(self._calls.wrap(self.tools)),
+            tools=ToolListWrap(tools),
         )
 
     async def run_round(self, spec: RoundSpec, suspended: frozenset[str]) -> WorkerReport:
@@ -149,7 +151,6 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         return GroupRollout(
             self._loop_runner(spec),
             scorer,
-            calls=self._calls,
             loops=self._loops,
             attempt="" if self._options.keeps_tokens else f"@{spec.round_id}",
             options=self._options,

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
 
 from ..config.derived import needs_bypass_loss
-from ..config.extensions import AGENTS, declared, not_in_copy
+from ..config.extensions import AGENTS, TOOLS, declared, not_in_copy
 from ..config.options import AsyncDAPOConfig
 from ..config.values import Rule, check_rules
 from ..config.verl_keys import ACTOR, CORRECTION, FSDP_NODES, MODEL, MODELS, REF, ROLLOUT, SHARDS, TOOL_FILES, VLLM
@@ -265,12 +265,13 @@ RULES: tuple[Rule, ...] = (
          lambda it: it.overlong.enable and it.reward.reward_kwargs.max_resp_len != it.options.max_response_length,
          "must equal data.max_response_length={it.options.max_response_length}, where responses end"),
 )
-# In a copy that does not make calls once, a run that the stop interrupts would make them again.
-WITHOUT_AGENTS = tuple(
-    Rule(key, partial(lambda it, key: it.get(key) is not None, key=key), not_in_copy(AGENTS, "leave tools out"))
-    for key in TOOL_FILES
-)
 # fmt: on
+
+
+def _without(name: str) -> list[Rule]:
+    """In a copy that does not make calls once, a run that the stop interrupts would make those of tools again."""
+    remedy = not_in_copy(name, "leave tools out")
+    return [Rule(key, partial(lambda it, key: it.get(key) is not None, key=key), remedy) for key in TOOL_FILES]
 
 
 def _is_dppo(it: Run) -> bool:
@@ -287,7 +288,7 @@ def check_options(config: DictConfig, options: AsyncDAPOConfig) -> str:
         ConfigError: naming key, value and remedy.
     """
     run = Run.of(config, options)
-    without = () if AGENTS in declared() else WITHOUT_AGENTS
+    without = next((_without(name) for name in (AGENTS, TOOLS) if name not in declared()), [])
     rows = (*RULES, *without, *(row for one in declared().values() for row in one.rules))
     check_rules(rows, run, run.config)
     return f"{config.algorithm.adv_estimator}, importance sampling {options.importance_sampling}"

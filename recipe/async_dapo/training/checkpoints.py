@@ -18,9 +18,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..config.extensions import AGENTS
+from ..config.extensions import AGENTS, of_copy
 from ..core.concurrency import ConcurrencyState
-from ..core.journal import Call
 from ..core.over_sampling import LengthsEnded, OverSamplingState
 from ..core.pool import CarriedGroup, PoolState
 from ..core.trajectory import PromptGroup, Segment, Trajectory, Turn
@@ -42,16 +41,11 @@ class RolloutState:
 
     @property
     def needed_extensions(self) -> tuple[str, ...]:
-        """Those that can read it: without the agents' what loops have asked for would be asked again."""
+        """Those that can read it."""
         pool = self.pool
         groups = (*pool.waiting, *pool.buffered, *(one.group for one in pool.carried))
-        have_asked = any(_has_asked(one) for group in groups for one in group.trajectories)
-        return (*self.extensions, *([AGENTS] if have_asked else ()))
-
-
-def _has_asked(trajectory: Trajectory) -> bool:
-    """Whether its loop keeps a state, or has made calls. A score that was interrupted is just made again."""
-    return not trajectory.is_replayable or not all(call.is_score for call in trajectory.calls.values())
+        attached = [one.attachment for group in groups for one in group.trajectories if one.attachment is not None]
+        return (*self.extensions, *([AGENTS] if any(one.is_needed for one in attached) else ()))
 
 
 T = TypeVar("T")
@@ -62,9 +56,8 @@ PARTS = {"waiting": PromptGroup, "buffered": PromptGroup, "carried": CarriedGrou
 # Fields that no checkpoint holds: they name what lives in processes, or count a round's events, or say that a
 # checkpoint was read.
 NOT_SAVED: dict[Any, set[str]] = {
-    Call: {"pending"},
     PromptGroup: {"parked"},
-    Trajectory: {"suspension", "is_restored"},
+    Trajectory: {"is_restored"},
     Turn: {"counts", "timed"},
 }
 LEFT_OUT = {"routes"}  # without router replay
@@ -72,7 +65,7 @@ LEFT_OUT = {"routes"}  # without router replay
 CLOSED_TYPES: dict[Any, dict[str, Any]] = {
     Segment: {"token_ids": Int32, "rollout_log_probs": Float32},
     PackedOutput: {"prompt_ids": Int32, "response_ids": Int32, "response_logprobs": Float32},
-    Trajectory: {"outputs": list[PackedOutput] | None},
+    Trajectory: {"outputs": list[PackedOutput] | None, "attachment": bytes | None},
 }
 
 
@@ -95,6 +88,8 @@ def _plain(value: Any) -> Any:
         value = replace(value, prompt=to_plain(value.prompt, source=DATA_SET))
     if names := _saved_fields(value.__class__):
         held = {name: getattr(value, name) for name in names}
+        if isinstance(value, Trajectory) and value.attachment is not None:
+            held["attachment"] = value.attachment.to_bytes()
         plain = {name: _plain(part) for name, part in held.items() if part is not None or name not in LEFT_OUT}
         if isinstance(value, Trajectory):
             for before, blocks in reversed(_neighbours(plain["turns"])):
@@ -224,14 +219,17 @@ def _from_frames(frames: Iterator[bytes]) -> RolloutState:
 
 
 def _restore(group: PromptGroup) -> None:
-    """Mark trajectories that may have made calls after the checkpoint.
+    """Open what extensions have attached, and mark trajectories that may have gone on after the checkpoint.
 
     Raises:
-        ValueError: if no group could have been saved so.
+        Exception: of any kind, if no group could have been saved so.
     """
     if not group.trajectories:
         raise ValueError(f"prompt group {group.uid} has no trajectories")
+    attachment_of = of_copy("attachment")
     for trajectory in group.trajectories:
+        attached: Any = trajectory.attachment  # without the extension: start-up has refused what cannot be left out
+        trajectory.attachment = attachment_of(attached) if attachment_of and attached is not None else None
         trajectory.is_restored = trajectory.has_started and not trajectory.is_finished
         for output in trajectory.outputs or ():
             if not len(output.response_mask) == len(output.response_logprobs) == len(output.response_ids):

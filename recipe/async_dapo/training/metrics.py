@@ -10,6 +10,7 @@ from ..core.mix import Mix
 from ..core.outcome import Verdict
 from ..core.round import RoundSummary
 from ..core.staleness import VersionShares
+from ..core.summed import Summed
 from ..core.trajectory import RoundCounts
 from ..record.keys import PREFIX, SKIPPED_UPDATE, STALENESS_BUCKETS
 from ..rollout.manager import RoundRecord
@@ -35,7 +36,7 @@ def round_metrics(
     values: dict[str, float] = {f"ledger/{term}": count for term, count in ledger.items()}
     values |= _groups(record.summary) | _load(record) | _concurrency(record.balancer.loads.values())
     values |= _tokens(record, trained_tok=versions.tokens.total() - withheld_tok, withheld_tok=withheld_tok)
-    values |= _versions(versions) | _calls(record.workers.counts)
+    values |= _versions(versions) | _turns(record.workers.counts)
     values |= {
         "round/groups_to_hold": mix.groups_to_hold,
         "round/rollout_s": record.rollout_s,
@@ -57,22 +58,14 @@ def _groups(summary: RoundSummary) -> dict[str, float]:
         "filter/rejected_ratio": _ratio(rejected, rejected + len(summary.ended(Verdict.VALID))),
         "failure/groups": len(summary.ended(Verdict.FAILED)),
         "partial/resumed_groups": summary.resumed,
-        "calls/lost_loops": summary.lost_loops,
-        "calls/waiting_max": summary.waiting_for_calls_max,
     }
 
 
-def _calls(counts: RoundCounts) -> dict[str, float]:
+def _turns(counts: RoundCounts) -> dict[str, float]:
     return {
-        "calls/replayed": counts.calls_replayed,
-        "calls/carried": counts.calls_carried,
-        "calls/kept_loops": counts.kept_loops,
-        "calls/failed": counts.calls_failed,
-        "calls/failed_ratio": _ratio(counts.calls_failed, counts.calls_answered),
         "turns/mean": _ratio(counts.turns, counts.ended),
         "turns/tokens/mean": _ratio(counts.turns_tok, counts.turns),
-        "turns/calls_s": _ratio(counts.calls_s, counts.ended),
-        **counts.of_extensions,
+        **{name: count for name, count in counts.of_extensions.items() if not isinstance(count, Summed)},
     }
 
 

@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 from .. import store
 from ..config.checkpoint_options import checkpoints_to_keep, lasting_options
 from ..config.derived import longest_trained_tok
-from ..config.extensions import AGENTS, declared
 from ..config.values import ConfigError
 from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
@@ -110,10 +109,6 @@ def restore_run(
             f"trainer.{key}", trainer[key], f"{folder}: {error}; resume from another checkpoint"
         ) from error
     log_phase(f"resumed from {folder}: step {step + 1} is next")
-    if AGENTS not in declared():  # start-up has refused a checkpoint with other calls than scores, which are made again
-        for group in replay_buffer.pool.buffered:
-            for trajectory in group.trajectories:
-                trajectory.calls.clear()
     store.forget_all_but(replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
     give_up_unfit(replay_buffer, longest_trained_tok(config))
     then = read_complete(folder).prompts

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...async_dapo.core.call_figures import CallFigures
+from ...async_dapo.record.call_figures import CallFigures
 from ...async_dapo.record.words import percent
 from ..run_files import read_lines
 

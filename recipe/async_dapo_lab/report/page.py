@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 
-from ...async_dapo.core.call_figures import CallFigures
 from ...async_dapo.record import keys
+from ...async_dapo.record.call_figures import CallFigures
 from ...async_dapo.record.words import counted, seconds
 from .answers import Sample, as_html
 from .calls import COLUMNS, rows_of

@@ -1,13 +1,15 @@
 """What every engine held and what the trainer was at, over time: recorded a line a step, for the report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from ..run_files import read_lines
 from .samples import LoadSample
 
+MOST_SAMPLES = 256  # of a sum, in a step
 _DIGITS = 3
 
 
@@ -50,6 +52,17 @@ class StepTimeline:
     spans: Sequence[Span] = ()
     engines: Mapping[str, Sequence[LoadSample]] = field(default_factory=dict)
     waiting_for_calls: Sequence[tuple[float, int]] = ()  # trajectories, from each time on
+
+
+def together(counts: Iterable[Sequence[tuple[float, int]]]) -> list[tuple[float, int]]:
+    """The sum of counts over time, each from each time on, in a bounded number of samples."""
+    changes = sorted(
+        (time_s, count - before)
+        for one in counts
+        for (time_s, count), (_, before) in zip(one, [(0.0, 0), *one], strict=False)
+    )
+    sums = dict(zip((time_s for time_s, _ in changes), accumulate(change for _, change in changes), strict=True))
+    return [*sums.items()][-1 :: -1 - len(sums) // MOST_SAMPLES][::-1]
 
 
 def line_of(step: int, timeline: StepTimeline, *, origin_s: float) -> Mapping[str, Any]:

@@ -5,28 +5,31 @@ import contextvars
 import functools
 import inspect
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import msgspec
 from ray.exceptions import ObjectLostError, RayActorError
-from verl.experimental.agent_loop import AgentLoopOutput
 
-from ...calls import RETRY, Policy, RecordedError, WhenUnknown, running_call_id
-from ...core.journal import Call
+from ...calls import RecordedError, WhenUnknown, running_call_id
+from ...config.extensions import AGENTS
 from ...core.outcome import Cause, KnownPlaces, TrajectoryFailed
-from ...core.trajectory import Trajectory
+from ...core.trajectory import RoundCounts, Trajectory
 from ...core.users_errors import describe, user_traceback
+from ...record.call_figures import CallFigures
 from ...record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to_plain
 from ...recording import TrajectoryRecorder, current_recorder
-from ...rollout.agent_loops import Calls
+from ...rollout.agent_loops import Loops
 from ...runtime.actor_watch import ActorDied
 from ...runtime.aio import LimitReached, within
-from ...runtime.containment import value_of
-from .call_recorder import CallRecorder
+from ...runtime.containment import called_on_thread, value_of
+from .call_recorder import CallRecorder, NoRecord
+from .counts import CallCounts, Waiting
 from .in_calls import InCalls
-from .tools import drop_live, on_thread, recorded_tools
+from .journal import Call, Policy
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +41,14 @@ T = TypeVar("T")
 Work = Callable[[Call], Coroutine[Any, Any, bytes]]
 
 
-class CallRunner(Calls):
+class CallRunner(Loops):
     """Makes the calls of a worker's trajectories, and keeps what goes on after the stop.
 
     Args:
         timeout_s: longest time a call may take [s].
         journal_limit_bytes: most that a trajectory's journal may hold.
         promise: makes of a call's id what can be awaited anywhere, and calls `result_of` here.
+        worker: its number.
         short_s: waits for calls that are shorter are not reported [s].
         carries: calls go on when the stop interrupts their trajectories; else nothing of these is kept, and they end.
         cut: cuts what a call has raised as answers are cut: a loop may have it tokenized, and trained on.
@@ -56,6 +60,7 @@ class CallRunner(Calls):
         timeout_s: float,
         journal_limit_bytes: int,
         promise: Callable[[str], Any],
+        worker: int = 0,
         short_s: float = 1.0,
         carries: bool = True,
         cut: Callable[[str], str] = str,
@@ -65,52 +70,56 @@ class CallRunner(Calls):
         self._short_s = short_s
         self._limit_bytes = journal_limit_bytes
         self._promise = promise
+        self._worker = worker
+        self._waiting = Waiting()
+        self.late_counts = RoundCounts()  # in no report yet
         self._carries = carries
         self._cut = cut
         self._promised: dict[str, asyncio.Task[bytes]] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._logged = KnownPlaces()
 
-    def wrap(self, tools: list[Any]) -> list[Any]:
-        return recorded_tools(tools, timeout_s=self._timeout_s)
-
     def recorder(self, trajectory: Trajectory, *, prompt_uid: str, attempt: str) -> CallRecorder:
-        return CallRecorder(
-            trajectory=trajectory, prompt_uid=prompt_uid, attempt=attempt, in_calls=InCalls(self._short_s)
-        )
+        in_calls = InCalls(self._short_s, self._waiting)
+        return CallRecorder(trajectory=trajectory, prompt_uid=prompt_uid, attempt=attempt, in_calls=in_calls)
 
-    def drop_live(self, outputs: Sequence[AgentLoopOutput], recorder: TrajectoryRecorder) -> None:
-        assert isinstance(recorder, CallRecorder)
-        drop_live(outputs, recorder)
+    def take_counts(self) -> RoundCounts:
+        """Of what went on when its trajectory's round was over, and of all that waited for calls."""
+        counts, self.late_counts = self.late_counts, RoundCounts()
+        if samples := self._waiting.take():
+            counts += RoundCounts(of_extensions={AGENTS: CallCounts(waiting={self._worker: samples})})
+        return counts
 
-    async def run(
+    async def call(
         self,
         recorder: TrajectoryRecorder,
         name: str,
         arguments: dict[str, Any],
         make: Callable[[], Any],
         *,
-        policy: Policy = RETRY,
+        about: Any = None,
     ) -> Any:
         """The call's result: the recorded one, that of the call while it runs on, or that of a new call."""
         assert isinstance(recorder, CallRecorder)
-        if recorder.rests and recorder.kept_loop is not None:
-            await recorder.kept_loop.next_round()
+        policy = Policy.of(about)
+        await recorder.is_here()
         try:
             plain = _encode(to_plain(arguments, source=AGENT_LOOP))
             call, is_new = recorder.begin_call(name, plain)
             is_answer_new = call.result is None
-            recorder.counts.calls_replayed += call.result is not None or call.pending is not None
+            if call.result is not None or call.pending is not None:
+                recorder.note(replayed=1)
             if call.result is None:
                 with recorder.in_calls:
-                    work = functools.partial(self._limited, make)
+                    plainly = functools.partial(Loops.call, self, recorder, name, arguments, make)
+                    work = functools.partial(self._limited, plainly)
                     call = await self._resolve(recorder, call, work, is_new=is_new, policy=policy)
             assert call.result is not None
             answer = _decode(call.result)
             if "given_up" in answer:
                 reason, summary = answer["given_up"]
                 raise TrajectoryFailed(reason, Cause(summary))
-            if recorder.trajectory.journal_bytes > self._limit_bytes:
+            if recorder.journal.size_bytes > self._limit_bytes:
                 what = f"with a call of {call.name} there are more than {self._limit_bytes >> 20} MiB of calls"
                 raise TrajectoryFailed("journal_full", Cause(what))
         except Exception as error:  # none of the call's own: that is an answer
@@ -120,7 +129,9 @@ class CallRunner(Calls):
         seconds = answer.get("seconds", 0.0)
         recorder.calls_s += seconds
         if is_answer_new:
-            recorder.counts.answer_call(call.name, seconds, is_failed=answer["error"] is not None)
+            has_failed = answer["error"] is not None
+            figures = {call.name: CallFigures.of(seconds, is_failed=has_failed)}
+            recorder.note(answered=1, failed=int(has_failed), by_name=figures)
         if answer["error"] is not None:
             raise RecordedError(answer["error"])
         return answer["value"]
@@ -136,13 +147,13 @@ class CallRunner(Calls):
         never recorded.
         """
         assert isinstance(recorder, CallRecorder)
-        calls = recorder.trajectory.calls
+        calls = recorder.journal.calls
         if any(call.is_score for call in calls.values()):
             call = calls.get(recorder.score_id(responses))
             if call is not None and call.pending is not None:
                 call.result, call.pending = await _await_carried(call), None
             if call is not None and call.result is not None:
-                recorder.counts.calls_replayed += 1
+                recorder.note(replayed=1)
                 return _decode(call.result)
         scoring = self._owned(make())
         try:
@@ -150,7 +161,7 @@ class CallRunner(Calls):
         except asyncio.CancelledError:
             if recorder.rests and self._carries:
                 call = Call(call_id=recorder.score_id(responses), turn=recorder.next_turn, arguments=b"")
-                recorder.trajectory.calls[call.call_id] = call
+                recorder.journal.calls[call.call_id] = call
                 self._carry(recorder, call, self._owned(_encoded(scoring)))
             else:
                 scoring.cancel()
@@ -163,7 +174,7 @@ class CallRunner(Calls):
                 self._carry(recorder, call, task)
 
     def _carry(self, recorder: CallRecorder, call: Call, task: asyncio.Task[bytes]) -> None:
-        recorder.counts.calls_carried += 1
+        recorder.note(carried=1)
         self._promised[call.call_id] = task
         call.pending = self._promise(call.call_id)
 
@@ -200,22 +211,21 @@ class CallRunner(Calls):
         """The same call after a wait. Rounds may have ended and begun meanwhile, and a kept loop outlives them: the
         record that comes back to it has another object for the call.
         """
-        if recorder.rests and recorder.kept_loop is not None:
-            await recorder.kept_loop.next_round()
-        return recorder.trajectory.calls[call.call_id]
+        await recorder.is_here()
+        return recorder.journal.calls[call.call_id]
 
     async def _check_goes_on(self, recorder: CallRecorder, call: Call, *, is_new: bool) -> None:
         """No call begins after the stop. Its error may end the loop, so requests of other tasks come back before it."""
         if recorder.rests:
             if is_new:
-                del recorder.trajectory.calls[call.call_id]
+                del recorder.journal.calls[call.call_id]
             await recorder.all_back()
             raise asyncio.CancelledError("stopped before a call")
 
     async def _make(self, recorder: CallRecorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
-        recorder.counts.calls_made += 1
+        recorder.note(made=1)
         context = contextvars.copy_context()
-        context.run(current_recorder.set, None)
+        context.run(current_recorder.set, NoRecord(call_id=call.call_id))
         context.run(running_call_id.set, call.call_id)
         task = self._owned(work, context)
         recorder.open_calls[call.call_id] = (call, task)
@@ -230,13 +240,13 @@ class CallRunner(Calls):
         finally:
             del recorder.open_calls[call.call_id]
 
-    async def _limited(self, make: Callable[[], Any], call: Call) -> bytes:
+    async def _limited(self, answer: Callable[[], Awaitable[Any]], call: Call) -> bytes:
         """What the call came to, an error included."""
         started_s = time.monotonic()
         error: str | None = None
         value: Any = None
         try:
-            value = await self._value_of(make)
+            value = await answer()
         except TrajectoryFailed as failed:
             return _encode_given_up(call, failed.reason, failed.cause)
         except RecordedError as failed:
@@ -256,7 +266,8 @@ class CallRunner(Calls):
         """
         if is_new and not recorder.trajectory.is_restored:
             return None
-        recorder.counts.calls_unknown += not is_new
+        if not is_new:
+            recorder.note(unknown=1)
         if policy.recover is not None:
             recover = functools.partial(policy.recover, call.call_id)
             if not inspect.iscoroutinefunction(policy.recover):
@@ -313,3 +324,18 @@ def _encode_given_up(call: Call, reason: str, cause: Cause) -> bytes:
     """Its trajectory fails wherever it goes on, and the call is not made again."""
     call.result = _encode({"given_up": [reason, cause.summary]})
     return call.result
+
+
+async def on_thread(function: Callable[..., T], *args: Any) -> T:
+    """What a plain function returns, while the event loop goes on; nothing waits for a thread that never ends."""
+    result: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(called_on_thread(function, *args))
+        except BaseException as error:
+            result.set_exception(error)
+
+    result.set_running_or_notify_cancel()
+    threading.Thread(target=contextvars.copy_context().run, args=[work], daemon=True).start()
+    return await asyncio.wrap_future(result)

@@ -1,17 +1,19 @@
-"""Calls that are made once, and agent loops that outlive the stop: the place where they plug in."""
+"""Calls that are made once, and agent loops that outlive the stop: the places where they plug in."""
 
 from ...config.extensions import Declared
-from ...config.values import Rule
-from ...config.verl_keys import TOOL_FILES
 
-# fmt: off
 DECLARED = Declared(
     loops="loops.of_worker",
-    checks="tried_calls.with_checks",
-    rules=(
-        Rule("async_dapo.calls.check",
-             lambda it: it.options.calls.check is not None and not any(map(it.get, TOOL_FILES)),
-             f"the run has no tools to call; name their file by {' or '.join(TOOL_FILES)}, or leave it null"),
+    attachment="journal.from_bytes",
+    observer="observer.CallsObserver",
+    metrics=(
+        "calls/replayed",
+        "calls/carried",
+        "calls/kept_loops",
+        "calls/lost_loops",
+        "calls/failed",
+        "calls/failed_ratio",
+        "calls/waiting_max",
+        "turns/calls_s",
     ),
 )
-# fmt: on

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from ...core.round import GroupEvent
+from .counts import Waiting
 
 
 class InCalls:
@@ -12,10 +13,12 @@ class InCalls:
 
     Args:
         short_s: shorter waits are not reported [s].
+        waiting: of the worker.
     """
 
-    def __init__(self, short_s: float) -> None:
+    def __init__(self, short_s: float, waiting: Waiting) -> None:
         self._short_s = short_s
+        self._waiting = waiting
         self._notify: Callable[[GroupEvent], None] = lambda event: None
         self._open = 0
         self._waits = False
@@ -23,7 +26,8 @@ class InCalls:
 
     def begin_round(self, notify: Callable[[GroupEvent], None]) -> None:
         """From now on `notify` is called when the trajectory has waited for `short_s`, and when it goes on."""
-        self._notify, self._waits = notify, False
+        self._notify = notify
+        self._note(waits=False)
         if self._open:
             self._start()
 
@@ -39,7 +43,7 @@ class InCalls:
         assert self._timer is not None
         self._timer.cancel()
         if self._waits:
-            self._waits = False
+            self._note(waits=False)
             self._notify(GroupEvent.GOES_ON)
 
     def _start(self) -> None:
@@ -48,5 +52,10 @@ class InCalls:
         self._timer = asyncio.get_running_loop().call_later(self._short_s, self._begin)
 
     def _begin(self) -> None:
-        self._waits = True
+        self._note(waits=True)
         self._notify(GroupEvent.WAITS)
+
+    def _note(self, *, waits: bool) -> None:
+        if waits is not self._waits:
+            self._waits = waits
+            self._waiting.note(self, waits=waits)

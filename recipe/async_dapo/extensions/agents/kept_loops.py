@@ -14,7 +14,7 @@ The record is the truth in either case: what is in it, and nothing else, is in a
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from itertools import count
 from typing import Any
 
@@ -23,8 +23,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 from ...core.outcome import Cause, TrajectoryFailed
 from ...core.trajectory import Suspension, Trajectory
 from ...recording import TrajectoryInterrupted, TrajectoryRecorder, current_recorder
-from ...rollout.agent_loops import Loops, has_state, run_loop
+from ...rollout.agent_loops import has_state, run_loop
 from ...runtime.aio import run_to_completion
+from .call_recorder import CallRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class KeptLoop:
 
     def __init__(
         self,
-        recorder: TrajectoryRecorder,
+        recorder: CallRecorder,
         outputs: Coroutine[Any, Any, list[AgentLoopOutput]],
         *,
         is_bounded: bool = True,
@@ -108,7 +109,24 @@ class KeptLoop:
             self._task.exception()  # raised again where its trajectory is continued
 
 
-class KeptLoops(Loops):
+async def outputs_of(recorder: CallRecorder, outputs: Awaitable[list[AgentLoopOutput]]) -> list[AgentLoopOutput]:
+    """What a loop returns.
+
+    Raises:
+        ConfigError, TrajectoryFailed: also where the loop would go on after them.
+    """
+    try:
+        returned = await outputs
+    finally:
+        if recorder.given_up is not None:
+            raise recorder.given_up
+    for shared in recorder.shared_fields.values():
+        for output in returned:
+            shared.drop_live(output.extra_fields)
+    return returned
+
+
+class KeptLoops:
     """The loops of a worker, some of which rest there between rounds.
 
     Args:
@@ -122,39 +140,37 @@ class KeptLoops(Loops):
         self._names = count()
         self._resting: dict[str, KeptLoop] = {}
 
-    def recorder_of(self, trajectory: Trajectory) -> TrajectoryRecorder | None:
+    def recorder_of(self, trajectory: Trajectory) -> CallRecorder | None:
         """Of the loop that rests here since the trajectory was interrupted, if it does."""
         suspension = trajectory.suspension
-        loop = None if suspension is None else self._resting.get(suspension.loop)
+        loop = None if suspension is None else self._resting.get(suspension.name)
         return None if loop is None else loop.recorder
-
-    def claim(self, trajectory: Trajectory) -> None:
-        """The trajectory goes on here, with its loop or without."""
-        if trajectory.suspension is not None:
-            self._resting.pop(trajectory.suspension.loop, None)
-            trajectory.suspension = None
 
     async def run(
         self, make: Callable[[], AgentLoopBase], sampling_params: dict[str, Any], **sample: Any
     ) -> list[AgentLoopOutput]:
         """Run the loop of the current trajectory, or let it go on."""
         recorder = current_recorder.get()
-        assert recorder is not None
+        assert isinstance(recorder, CallRecorder)
+        journal = recorder.journal
+        if journal.suspension is not None:  # it goes on here, with its loop or without
+            self._resting.pop(journal.suspension.name, None)
+            journal.suspension = None
         if recorder.kept_loop is None:
             agent_loop = make()
             if recorder.trajectory.is_lost:
                 raise TrajectoryFailed("state_lost", Cause("an agent loop that cannot run again is gone"))
-            recorder.trajectory.is_replayable = is_replayable(agent_loop)
+            journal.is_replayable = is_replayable(agent_loop)
             recorder.is_side_by_side = getattr(agent_loop, "side_by_side", False)
-            outputs = run_loop(agent_loop, sampling_params, **sample)
-            if not self._most or not has_state(agent_loop):
-                return await outputs
-            is_bounded = not getattr(agent_loop, "always_kept", False)
-            recorder.kept_loop = KeptLoop(recorder, outputs, is_bounded=is_bounded)
-        return await recorder.kept_loop.outputs()
+            running = run_loop(agent_loop, sampling_params, **sample)
+            if self._most and has_state(agent_loop):
+                is_bounded = not getattr(agent_loop, "always_kept", False)
+                recorder.kept_loop = KeptLoop(recorder, running, is_bounded=is_bounded)
+        return await outputs_of(recorder, running if recorder.kept_loop is None else recorder.kept_loop.outputs())
 
     async def settle(self, recorder: TrajectoryRecorder) -> None:
         """The round is over for a trajectory: its loop rests if it is to go on and there is room, else it ends."""
+        assert isinstance(recorder, CallRecorder)
         loop, trajectory = recorder.kept_loop, recorder.trajectory
         if loop is None or trajectory.is_finished:
             return
@@ -165,8 +181,8 @@ class KeptLoops(Loops):
         loop.suspend()
         name = f"{self._worker}-{next(self._names)}"
         self._resting[name] = loop
-        trajectory.suspension = Suspension(worker=self._worker, loop=name)
-        recorder.counts.kept_loops += 1
+        recorder.journal.suspension = Suspension(worker=self._worker, name=name)
+        recorder.note(kept_loops=1)
 
     async def end_others(self, wanted: frozenset[str]) -> None:
         """End the loops that are not wanted any more: their trajectories went elsewhere, or are gone."""

@@ -12,12 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
-from ...config.extensions import AGENTS, declared, missing, not_in_copy
+from ...config.extensions import AGENTS, declared, missing, not_in_copy, of_copy
 from ...config.values import ConfigError, check_choice
 from ...core.trajectory import AGENT_COLUMN
 from ...runtime.containment import contained, first_line
 from ...startup.preflight import WARNING
-from ...startup.users_code import load_tools
 from ...startup.verl_options import listed
 
 _AGENT = "actor_rollout_ref.rollout.agent."
@@ -79,7 +78,7 @@ def may_score_itself(config: DictConfig, name: str) -> bool:
 def tool_schemas(config: DictConfig) -> list[dict[str, Any]]:
     """As agent loops offer them in prompts; none where they cannot be loaded, which the check of tools tells."""
     try:
-        tools = load_tools(config)
+        tools = _load_tools(config)
     except ConfigError:
         return []
     return [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]
@@ -194,4 +193,10 @@ def _check_tools(config: DictConfig, used: Iterable[str]) -> list[str]:
         from verl.experimental.agent_loop.tool_parser import ToolParser
 
         check_choice(_TOOL_FORMAT, OmegaConf.select(config, _TOOL_FORMAT), sorted(ToolParser._registry))
-    return [tool.name for tool in load_tools(config)]
+    return [tool.name for tool in _load_tools(config)]
+
+
+def _load_tools(config: DictConfig) -> list[Any]:
+    """None in a copy that refuses them."""
+    load = of_copy("load_tools")
+    return load(config) if load is not None else []

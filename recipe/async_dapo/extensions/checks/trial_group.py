@@ -13,7 +13,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from ...config.options import AsyncDAPOConfig
 from ...core.trajectory import PromptGroup, Trajectory
 from ...recording import SampledTokens, TrajectoryRecorder, append_tokens
-from ...rollout.agent_loops import Calls
+from ...rollout.agent_loops import Loops
 from ...rollout.manager import make_group
 from ...rollout.packed_output import PackedOutput
 from ...rollout.reward import RewardScorer, ScoringWorker
@@ -64,7 +64,7 @@ class TrialGroups:
         end = self._tokenizer.eos_token_id or 0
         answer_ids = [*self._tokenizer.encode(answer, add_special_tokens=False)[:MOST_TOK], end]
         log_probs = [0.0] * len(answer_ids)
-        recorder = TrajectoryRecorder(trajectory=trajectory, prompt_uid=group.uid, runner=Calls())
+        recorder = TrajectoryRecorder(trajectory=trajectory, prompt_uid=group.uid, runner=Loops())
         append_tokens(recorder.begin_turn([end]), answer_ids, log_probs, [(0, len(answer_ids))])
         output = AgentLoopOutput(
             prompt_ids=[end],

@@ -165,12 +165,11 @@ class BlackBoxAgent(AgentLoopBase):
         return METRIC if groups is None or not groups.enable else groups.metric
 
     def _count(self, session: Session, ended: Mapping[str, float]) -> None:
-        recorder = current_recorder.get()
+        recorder: Any = current_recorder.get()
         if recorder is not None:
-            recorder.calls_s += session.own_s
             has_failed = bool(ended.get("gateway/failed_sessions") or ended.get("gateway/zero_sessions"))
             name = f"agent {self._options.name}, its own code"
-            recorder.counts.note_call(name, session.own_s, is_failed=has_failed)
+            recorder.note_own_code(name, session.own_s, is_failed=has_failed)
             counts = {f"gateway/{name}": session.counts[name] for name in ("requests", "resent", "refused", "errors")}
             chains = session.conversation.new_chains.total()
             always = {"gateway/sessions": 1, "gateway/failed_sessions": 0, "gateway/new_chains": chains}

@@ -289,9 +289,8 @@ class Session:
 
     async def record_is_here(self) -> None:
         """Wait, over a stop: meanwhile nothing can be asked, recorded or counted."""
-        recorder = self._recorder
-        if recorder is not None and recorder.rests and recorder.kept_loop is not None:
-            await recorder.kept_loop.next_round()
+        if self._recorder is not None:
+            await self._recorder.is_here()
 
     def what_differed(self) -> str:
         """What the agent has asked for in place of what it asked for when it ran before; empty if nothing is lost."""

@@ -1,6 +1,5 @@
 """The coordinator of rounds that go on while the trainer trains: it hands their batches over."""
 
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -23,8 +22,7 @@ class RollingCoordinator(EarlyStoppingCoordinator):
         batch any more: a group has begun meanwhile that has to be among them."""
         if not self._get_rolling(round_id).has_batch:
             return None
-        waiting_for_calls = self._get(round_id).take_in_calls()
-        return replace(self._get_rolling(round_id).hand_over(), waiting_for_calls=waiting_for_calls)
+        return self._get_rolling(round_id).hand_over()
 
     async def resize(self, round_id: str, spec: RollingSpec) -> None:
         """How much the open round may have under way from now on."""

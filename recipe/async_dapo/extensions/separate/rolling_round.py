@@ -114,7 +114,7 @@ class RollingRound(Round):
             self.close(), never_started=(), taken_unreported=(), handed_over=tuple(taken), under_way=under_way
         )
         self._ended, self._start_order = [], []
-        self._groups.forget_in_calls_max()
+        self._groups.forget_idle_max()
         return part
 
     def stop(self) -> None:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.journal import Call
 from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Trajectory
 from recipe.async_dapo.extensions.agents.call_recorder import CallRecorder, _own_turns, call_digest
+from recipe.async_dapo.extensions.agents.counts import CallCounts
+from recipe.async_dapo.extensions.agents.journal import Call, Journal
 from recipe.async_dapo.recording import append_tokens
 
 from ....core.test_recording import take_turn
@@ -63,10 +64,10 @@ def test_given_a_call_of_whatever_name_then_it_is_no_score_and_a_score_is(side_b
 def test_given_calls_of_one_turn_when_they_overtake_each_other_then_each_finds_its_own(names, random) -> None:
     trajectory = Trajectory(session_id=0)
     first = ids(recorder(trajectory), names)
-    assert len(set(first)) == len(names) == len(trajectory.calls)
+    assert len(set(first)) == len(names) == len(Journal.of(trajectory).calls)
     again = recorder(trajectory)
     assert sorted(ids(again, random.sample(names, len(names)))) == sorted(first)
-    assert len(trajectory.calls) == len(names)
+    assert len(Journal.of(trajectory).calls) == len(names)
 
 
 Asked = dict[tuple[int, int], list[str]]  # ids of the calls at each step of each branch
@@ -99,7 +100,7 @@ def test_given_tasks_side_by_side_in_another_order_then_each_finds_its_own_calls
     before = branch_by_branch(trajectory, first[:stop], calls)
     after = branch_by_branch(trajectory, second, calls)
     assert {place: after[place] for place in before} == before
-    assert len(trajectory.calls) == len(SCHEDULE) * len(calls)
+    assert len(Journal.of(trajectory).calls) == len(SCHEDULE) * len(calls)
 
 
 def test_given_other_tokens_before_it_then_a_call_is_another_one() -> None:
@@ -122,20 +123,20 @@ def test_given_a_loop_that_takes_another_way_then_later_calls_are_dropped_and_co
     again = recorder(trajectory)
     take_turn(again, [1], [7])
     take_turn(again, [3], [9])
-    assert list(trajectory.calls) == before + between
-    assert again.counts.calls_diverged == 1 and again.counts.diverged_tok == 1
+    assert list(Journal.of(trajectory).calls) == before + between
+    assert CallCounts.of(again.counts).diverged == 1 and again.counts.diverged_tok == 1
 
 
 def test_given_a_trajectory_without_its_tokens_then_its_calls_count_and_weigh_nothing() -> None:
     trajectory = Trajectory(session_id=0)
     call, is_new = recorder(trajectory).begin_call("reset", b"arguments")
     call.result = b"result"
-    assert is_new and trajectory.journal_bytes == len(b"argumentsresult")
+    assert is_new and Journal.of(trajectory).size_bytes == len(b"argumentsresult")
     group = PromptGroup(uid="group", prompt={}, drawn_at_step=1, trajectories=[trajectory])
     whole = group.take_tokens()
-    assert group.has_started and trajectory.journal_bytes == 0
+    assert group.has_started and Journal.of(trajectory).size_bytes == 0
     call.result = b"a call that goes on writes it"
-    assert whole.trajectories[0].journal_bytes == len(b"argumentsresult")
+    assert Journal.of(whole.trajectories[0]).size_bytes == len(b"argumentsresult")
     group.restart()
     assert not group.has_started
 

@@ -17,11 +17,23 @@ from recipe.async_dapo.calls import RecordedError, call_id, recorded, unknown_ca
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.extensions.agents.journal import Journal
 from recipe.async_dapo.extensions.agents.kept_loops import KeptLoops
 from recipe.async_dapo.record.plain_values import MAX_DEPTH
 
 from ....support.client_world import world
-from ....support.rollout_world import Loop, N, call_runner, finished, group, outcome_of, reread, rollout, stopped_at
+from ....support.rollout_world import (
+    Loop,
+    N,
+    call_runner,
+    calls_of,
+    finished,
+    group,
+    outcome_of,
+    reread,
+    rollout,
+    stopped_at,
+)
 from ....support.simulation import now_s, simulate
 
 
@@ -86,11 +98,11 @@ def test_given_a_kill_when_calls_were_under_way_then_the_tool_is_asked_for_what_
         return outputs
 
     saved = simulate(killed(loop, goes_on_s=goes_on_s))
-    assert any(trajectory.calls for trajectory in saved.trajectories) == (goes_on_s == 0)
+    assert any(Journal.of(trajectory).calls for trajectory in saved.trajectories) == (goes_on_s == 0)
     running = rollout(loop)
     assert simulate(outcome_of(running, saved)).verdict is Verdict.VALID
     assert service.is_charged_once and len(service.charged) == 4 and service.answers == [2, 2, 2, 2]
-    assert running.take_report().counts.calls_unknown == (4 if goes_on_s == 0 else 0)
+    assert calls_of(running).unknown == (4 if goes_on_s == 0 else 0)
 
 
 @pytest.mark.parametrize(("when_unknown", "verdict"), [("retry", Verdict.VALID), ("fail_trajectory", Verdict.FAILED)])
@@ -147,7 +159,7 @@ async def test_given_a_loop_that_cannot_be_repeated_when_it_is_gone_then_it_is_n
 
     held = group()
     assert await stopped_at(rollout(loop, kept=kept), held, 15.0) is None
-    assert held.lost_loops == 4 == reread(held).lost_loops
+    assert all(one.is_lost for one in [*held.trajectories, *reread(held).trajectories])
     outcome = await outcome_of(rollout(loop, kept=kept), held)
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "state_lost")
     assert service.is_charged_once
@@ -194,13 +206,11 @@ async def test_given_a_call_that_raises_or_hangs_then_the_loop_is_told_and_told_
         await stopped_at(rollouts[0], held, 100.0)
     await outcome_of(rollouts[1], held)
     assert Counter(told) == {"'no such account'": 8, "no answer within 60.0 s": 8}
-    counts = [rollout.take_report().counts for rollout in rollouts]
-    assert [(one.calls_answered, one.calls_failed) for one in counts] == [(8, 8), (0, 0)], (
-        "an answer of the record is none"
-    )
-    figures = {name.rpartition(".")[2]: own for name, own in counts[0].of_calls.items()}
+    counts = [calls_of(rollout) for rollout in rollouts]
+    assert [(one.answered, one.failed) for one in counts] == [(8, 8), (0, 0)], "an answer of the record is none"
+    figures = {name.rpartition(".")[2]: own for name, own in counts[0].by_name.items()}
     assert {name: (own.calls, own.failed) for name, own in figures.items()} == {"raises": (4, 4), "hangs": (4, 4)}
-    assert not counts[1].of_calls
+    assert not counts[1].by_name
     assert [line.split(" failed,")[0].rpartition(".")[2] for line in caplog.messages] == ["raises", "hangs"], (
         "once each"
     )
@@ -256,6 +266,14 @@ async def test_given_a_call_that_generates_then_training_ends_with_its_name() ->
     assert caught.group_contains(ConfigError, match=r"agent loop=\S*\.ask: this recorded call calls generate")
 
 
+async def test_given_trajectories_that_wait_for_calls_then_the_report_says_how_many_over_time() -> None:
+    running = rollout(asking(Service()))
+    await outcome_of(running)
+    times, counts = zip(*calls_of(running).waiting[0], strict=True)
+    assert max(counts) == N and counts[-1] == 0 and list(times) == sorted(times)
+    assert not calls_of(running).waiting, "none has waited since then"
+
+
 def test_given_more_results_than_the_journal_may_hold_then_the_trajectory_fails_and_is_counted() -> None:
     async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         await recorded(bytes, 2000)
@@ -263,7 +281,7 @@ def test_given_more_results_than_the_journal_may_hold_then_the_trajectory_fails_
 
     async def outcome(uid: str) -> GroupOutcome:
         running = rollout(loop)
-        running._calls = call_runner(journal_limit_bytes=1000)
+        running._loops = call_runner(journal_limit_bytes=1000)
         return await outcome_of(running, replace(group(), uid=uid))
 
     one, other = simulate(outcome("one")), simulate(outcome("other"))

@@ -9,6 +9,7 @@ import pytest
 
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
 from recipe.async_dapo.extensions.agents.call_runner import CallRunner
+from recipe.async_dapo.extensions.agents.journal import Journal
 from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 
 from ....support.simulated_options import options
@@ -27,14 +28,15 @@ def test_given_rewards_that_take_longer_than_a_round_then_each_trajectory_is_sco
         return float(sum(prompt_ids) % 2)
 
     slow = Task(metric_of=metric_of, scoring_s=60.0)
-    cluster = start(options(rollout_strategy=RolloutStrategy.PARTIAL, rollout_pool_size=pool_size), task=slow)
+    opts = options(rollout_strategy=RolloutStrategy.PARTIAL, rollout_pool_size=pool_size, extensions=("agents",))
+    cluster = start(opts, task=slow)
     carried = [cluster.step()["async_dapo/calls/carried"] for _ in range(6)]
     while not carried[-1] and len(carried) < 20:  # a checkpoint of a round whose stop has interrupted scores
         carried.append(cluster.step()["async_dapo/calls/carried"])
     assert carried[-1] > 0 and set(scored.values()) == {1}
     cluster.run_for(60.0)
     saved = from_frames(to_frames(cluster.buffer.state())).pool.buffered
-    calls = [call for group in saved for one in group.trajectories for call in one.calls.values()]
+    calls = [call for group in saved for one in group.trajectories for call in Journal.of(one).calls.values()]
     assert calls and all(call.result is not None for call in calls)
 
 
@@ -71,7 +73,11 @@ def test_given_trajectories_that_wait_for_tools_then_others_take_their_places_as
 ) -> None:
     """Five groups of three are held, and three trajectories may generate at once."""
     opts = options(
-        rollout_strategy=RolloutStrategy.PARTIAL, rollout_pool_size=3, num_workers=1, max_staleness=max_staleness
+        rollout_strategy=RolloutStrategy.PARTIAL,
+        rollout_pool_size=3,
+        num_workers=1,
+        max_staleness=max_staleness,
+        extensions=("agents",),
     )
     cluster = start(opts, task=Task(length_of=lambda prompt_ids: 10, tool_s=100.0))
     metrics = cluster.step()

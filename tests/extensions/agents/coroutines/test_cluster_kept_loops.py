@@ -21,6 +21,7 @@ def opts(*, most: int, workers: int = 1, **changes):
         num_workers=workers,
         rollout_pool_size=9,
         calls=CallsConfig(timeout_s=3600.0, check=None, short_s=1.0, journal_limit_mb=1, kept_loops=most),
+        extensions=("agents",),
         **changes,
     )
 
@@ -81,8 +82,8 @@ def test_given_groups_that_become_too_stale_then_their_loops_end(start) -> None:
     cluster.steps(2)
     assert cluster.buffer.pool.ledger.retired > 0
     [worker] = cluster.workers
-    waiting = {one.loop for group in cluster.buffer.pool.buffered for one in group.suspensions()}
-    assert set(worker._loops._resting) == waiting
+    waiting = {one.name for group in cluster.buffer.pool.buffered for one in group.suspensions()}
+    assert set(worker._loops.kept._resting) == waiting
 
 
 @pytest.mark.parametrize("most", [0, 2])

@@ -7,18 +7,26 @@ from types import SimpleNamespace
 
 import pytest
 from verl.experimental.agent_loop import AgentLoopOutput
-from verl.tools.function_tool import FunctionTool
 
 from recipe.async_dapo.calls import RecordedError, recorded, unknown_calls
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.core.users_errors import shortened
 from recipe.async_dapo.extensions.agents.kept_loops import KeptLoops
-from recipe.async_dapo.extensions.agents.tools import recorded_tools
+from recipe.async_dapo.extensions.agents.loops import cut
 from recipe.async_dapo.runtime.containment import contain_tasks
 
-from ....coroutines.test_containment import SCHEMA, awaited, exits, hook_is_put_back, kinds, plain  # noqa: F401
-from ....support.rollout_world import N, call_runner, finished, group, outcome_of, recorder, rollout, stopped_at
+from ....coroutines.test_containment import awaited, exits, hook_is_put_back, kinds  # noqa: F401
+from ....support.rollout_world import (
+    N,
+    call_runner,
+    calls_of,
+    finished,
+    group,
+    outcome_of,
+    recorder,
+    rollout,
+    stopped_at,
+)
 
 
 @exits
@@ -36,32 +44,7 @@ async def test_given_a_call_that_exits_when_it_is_recorded_then_its_loop_is_told
 
     running = rollout(loop)
     assert (await outcome_of(running)).verdict is Verdict.VALID
-    assert told == [repr(error)] * N and running.take_report().counts.calls_failed == N
-
-
-@exits
-@pytest.mark.parametrize("is_async", [True, False])
-def test_given_a_tool_of_verl_s_that_exits_then_its_call_has_an_error(error, is_async):
-    """On a real event loop: a plain function runs on a thread."""
-    told: list[str] = []
-
-    async def raises() -> None:
-        raise error
-
-    async def main() -> Verdict:
-        function = raises if is_async else partial(plain, error)
-        [tool] = recorded_tools([FunctionTool("tool", function, SCHEMA, is_async=is_async)], timeout_s=60)
-
-        async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-            try:
-                await tool.call({})
-            except RecordedError as answer:
-                told.append(str(answer))
-            return finished(trajectory)
-
-        return (await outcome_of(rollout(loop))).verdict
-
-    assert asyncio.run(main()) is Verdict.VALID and told == [repr(error)] * N
+    assert told == [repr(error)] * N and calls_of(running).failed == N
 
 
 @pytest.mark.slow
@@ -105,7 +88,7 @@ async def test_given_a_call_with_an_error_of_megabytes_then_the_loop_and_the_log
     async def raises() -> None:
         raise ValueError("a" * 2_000_000 + "z" * 2_000_000)
 
-    runner = call_runner(cut=partial(shortened, most=100, side=side))
+    runner = call_runner(cut=partial(cut, most=100, side=side))
     told: list[str] = []
 
     async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:

@@ -12,11 +12,18 @@ from recipe.async_dapo.calls import recorded, unknown_calls
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.extensions.agents import kept_loops
+from recipe.async_dapo.extensions.agents.call_recorder import CallRecorder
+from recipe.async_dapo.extensions.agents.journal import Journal
 from recipe.async_dapo.record.plain_values import MAX_DEPTH
-from recipe.async_dapo.recording import TrajectoryRecorder, append_tokens, prompt_digest
+from recipe.async_dapo.recording import append_tokens, prompt_digest
 
-from ....support.rollout_world import Loop, N, finished, group, outcome_of, recorder, rollout, stopped_at
+from ....support.rollout_world import Loop, N, call_runner, finished, group, outcome_of, recorder, rollout, stopped_at
 from ....support.simulation import now_s, settle
+
+
+def new_recorder() -> CallRecorder:
+    it: CallRecorder = call_runner().recorder(Trajectory(session_id=0), prompt_uid="prompt-7", attempt="")
+    return it
 
 
 async def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_is_not_awaited_for_ever(caplog) -> None:
@@ -30,7 +37,9 @@ async def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_i
                 continue
         return []
 
-    loop = kept_loops.KeptLoop(TrajectoryRecorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7"), run())
+    loop = kept_loops.KeptLoop(
+        call_runner().recorder(Trajectory(session_id=0), prompt_uid="prompt-7", attempt=""), run()
+    )
     await settle()  # it begins
     with caplog.at_level(logging.WARNING):
         await loop.end()
@@ -53,7 +62,9 @@ async def test_given_a_loop_that_makes_a_call_as_it_cleans_up_when_it_is_ended_t
                 cleaned.append("yes")
         return []
 
-    loop = kept_loops.KeptLoop(TrajectoryRecorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7"), run())
+    loop = kept_loops.KeptLoop(
+        call_runner().recorder(Trajectory(session_id=0), prompt_uid="prompt-7", attempt=""), run()
+    )
     await settle()
     await loop.end()
     assert cleaned == ["yes"] and now_s() < 1.0
@@ -106,7 +117,7 @@ async def test_given_a_stop_while_recover_is_asked_then_a_kept_loop_goes_on_in_t
     assert not made, "no call begins after the stop"
     assert await stopped_at(rollout(asking(kept, charge), kept=kept), held, 5.0) is None
     assert made == ([] if has_happened else [25.0] * N)
-    [*calls] = [call for trajectory in held.trajectories for call in trajectory.calls.values()]
+    [*calls] = [call for trajectory in held.trajectories for call in Journal.of(trajectory).calls.values()]
     assert len(calls) == N and all(call.result is not None for call in calls)
     await kept.end_others(frozenset())
 
@@ -148,7 +159,7 @@ class Untidy:
             recorder().begin_turn([99])  # another than the recorded one
             recorder().stop()
             try:
-                await recorder().kept_loop.next_round()
+                await recorder().next_round()
             finally:
                 await asyncio.sleep(10)
         return finished(trajectory)

@@ -17,7 +17,7 @@ from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.extensions.agents.kept_loops import KeptLoops
 
-from ....support.rollout_world import Loop, finished, group, outcome_of, reread, rollout
+from ....support.rollout_world import Loop, calls_of, finished, group, outcome_of, reread, rollout
 
 STEPS = 4
 PATIENCE_S = 300.0  # what has not happened by then hangs
@@ -86,13 +86,12 @@ def test_given_a_loop_that_is_kept_when_rounds_stop_then_its_process_goes_on_and
         again = KeptLoops(most=1)
         running = rollout(counting(again, told, **said), is_filtered=False, kept=again)
         if "replayable" in said:
-            assert saved.lost_loops == 1, "its group will be retired"
+            assert saved.is_lost, "its group will be retired"
             return
         assert (await outcome_of(running, saved)).verdict is Verdict.VALID
         steps = [told.get_nowait() for _ in range(told.qsize())]
         assert [printed for _, printed in steps] == ["1", "2", "3", "4"]
-        made = running.take_report().counts.calls_made
-        assert made == 1, "another process has run all code before its first answer"
+        assert calls_of(running).made == 1, "another process has run all code before its first answer"
         assert steps[-1][0] not in (None, process)
 
     asyncio.run(main())

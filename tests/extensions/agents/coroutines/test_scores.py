@@ -6,6 +6,7 @@ from typing import Any
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.core.users_errors import ProcessLost
 from recipe.async_dapo.extensions.agents.call_runner import CallRunner
+from recipe.async_dapo.extensions.agents.journal import Journal
 from recipe.async_dapo.rollout.reward import RewardScorer
 
 from ....coroutines.test_reward import output, scorer
@@ -20,11 +21,11 @@ async def interrupted(scoring: RewardScorer, trajectory: Trajectory, runner: Cal
     recorder.begin_round(trajectory, runner=runner, limit_tok=None)
     task = asyncio.create_task(scoring.score([output()], {}, recorder))
     await asyncio.sleep(1.0)
-    assert not trajectory.calls, "no journal before a stop"
+    assert not Journal.of(trajectory).calls, "no journal before a stop"
     recorder.stop()
     task.cancel()
     await asyncio.wait([task])
-    assert task.cancelled() and len(trajectory.calls) == 1
+    assert task.cancelled() and len(Journal.of(trajectory).calls) == 1
 
 
 async def scored_later(scoring: RewardScorer, trajectory: Trajectory, runner: Any, responses: list[int]) -> Any:
@@ -51,10 +52,11 @@ class Lost(ProcessLost):
 
 async def test_given_a_process_that_ends_with_a_score_that_goes_on_then_the_next_round_counts_it() -> None:
     trajectory, running, reward = Trajectory(session_id=0), rollout(), ScriptedReward(Lost(), 0.25, takes_s=10.0)
-    runner = running._calls
+    runner = running._loops
     await interrupted(scorer(reward, max_retries=1), trajectory, runner)
     assert (await scored_later(scorer(reward), trajectory, runner, [2])).reward_score == 0.25
-    assert [running.take_report().counts.of_extensions for _ in range(2)] == [{Lost.metric: 1}, {}]
+    counts = [running.take_report().counts.of_extensions for _ in range(2)]
+    assert [one.get(Lost.metric) for one in counts] == [1, None]
 
 
 async def test_given_a_score_of_before_a_resume_without_the_metric_of_now_then_the_response_is_scored_again() -> None:

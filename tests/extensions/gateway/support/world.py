@@ -233,7 +233,8 @@ class Life:
         outcome = await task
         counts = running.take_report().counts
         self.diverged_tok += counts.diverged_tok
-        for name, count in counts.of_extensions.items():
+        counted = {name: count for name, count in counts.of_extensions.items() if name.startswith("gateway/")}
+        for name, count in counted.items():
             self.counted[name] += count
         self.server.global_steps += 1
         return outcome

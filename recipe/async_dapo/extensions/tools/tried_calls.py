@@ -1,4 +1,4 @@
-"""Calls of tools that the user names are made once, before a cluster starts."""
+"""Tools before a cluster starts: they are loaded, and calls that the user names are made once."""
 
 import asyncio
 import time
@@ -6,24 +6,53 @@ from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ...calls import running_call_id
 from ...config.extensions import declared
 from ...config.options import AsyncDAPOConfig
 from ...config.values import ConfigError, check_choice, check_each
+from ...config.verl_keys import TOOL_FILES
 from ...core.users_errors import shortened, shown_name, user_frames
 from ...record.plain_values import AGENT_LOOP, to_plain
 from ...runtime.aio import LimitReached, within
-from ...runtime.containment import value_of
+from ...runtime.containment import contained, first_line, value_of
 from ...startup.preflight import NOT_TRIED, Check, Seen
-from ...startup.users_code import load_tools
-from .tools import on_thread
+from ..agents.call_runner import on_thread
 
 OPTION = "async_dapo.calls.check"
 LONGEST_S = 60.0  # of a call that is tried: a run may allow its own more
 BLOCKED_S = 1.0  # beyond its limit, to see that a call holds up its event loop
 SHOWN_CHARS = 240  # of an answer, or an error
+
+
+def load_tools(config: DictConfig) -> list[Any]:
+    """All tools, loaded by verl's own code. A file each, so that the one to blame is known.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    files = {key: value for key in TOOL_FILES if (value := OmegaConf.select(config, key)) is not None}
+    if not files:
+        return []
+    from verl.tools.tool_registry import load_all_tools
+
+    all_tools: list[Any] = []
+    for key, value in files.items():
+        none = {one.rpartition(".")[2]: None for one in TOOL_FILES}
+        try:
+            with contained():
+                loaded = load_all_tools(**none | {key.rpartition(".")[2]: value})
+        except Exception as error:  # the user's module may raise anything
+            remedy = f"its tools cannot be loaded: {first_line(error)}; correct the file"
+            raise ConfigError(key, value, remedy) from error
+        if not loaded:
+            raise ConfigError(key, value, "holds no tool; decorate a function with @function_tool")
+        if twice := sorted({tool.name for tool in loaded} & {tool.name for tool in all_tools}):
+            remedy = f"names tools as {next(iter(files))} does: {', '.join(twice)}; rename one of each two"
+            raise ConfigError(key, value, remedy)
+        all_tools += loaded
+    return all_tools
 
 
 def with_checks(checks: dict[str, Check], config: DictConfig, options: AsyncDAPOConfig, seen: Seen) -> dict[str, Check]:

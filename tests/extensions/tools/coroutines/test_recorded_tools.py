@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +14,15 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from recipe.async_dapo.calls import call_id
+from recipe.async_dapo.calls import RecordedError, call_id
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.extensions.agents.tools import recorded_tools
+from recipe.async_dapo.extensions.tools.tools import recorded_tools
 
-from ....support.rollout_world import Loop, finished, group, outcome_of, rollout, stopped_at
+from ....coroutines.test_containment import SCHEMA as PLAIN_SCHEMA
+from ....coroutines.test_containment import exits, hook_is_put_back, plain  # noqa: F401
+from ....support.rollout_world import Loop, N, finished, group, outcome_of, rollout, stopped_at
 from ....support.simulation import now_s
 
 SCHEMA = {
@@ -249,3 +252,28 @@ def test_given_a_plain_function_as_a_tool_then_its_answer_is_verl_s_and_it_may_n
         return await recorded_tools([function], timeout_s=60.0)[0].call({"first": 3})
 
     assert asyncio.run(main()) == "3" and names == [""], "outside of a trajectory it is simply called"
+
+
+@exits
+@pytest.mark.parametrize("is_async", [True, False])
+def test_given_a_tool_of_verl_s_that_exits_then_its_call_has_an_error(error, is_async):
+    """On a real event loop: a plain function runs on a thread."""
+    told: list[str] = []
+
+    async def raises() -> None:
+        raise error
+
+    async def main() -> Verdict:
+        function = raises if is_async else partial(plain, error)
+        [tool] = recorded_tools([FunctionTool("tool", function, PLAIN_SCHEMA, is_async=is_async)], timeout_s=60)
+
+        async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+            try:
+                await tool.call({})
+            except RecordedError as answer:
+                told.append(str(answer))
+            return finished(trajectory)
+
+        return (await outcome_of(rollout(loop))).verdict
+
+    assert asyncio.run(main()) is Verdict.VALID and told == [repr(error)] * N

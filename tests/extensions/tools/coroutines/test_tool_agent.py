@@ -22,7 +22,7 @@ from examples.agent_loop.guessing import Guessing
 from recipe.async_dapo.calls import call_id, recorded
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.extensions.agents.call_runner import CallRunner
-from recipe.async_dapo.extensions.agents.tools import recorded_tools
+from recipe.async_dapo.extensions.tools.tools import recorded_tools
 from recipe.async_dapo.recording import SampledTokens, TrajectoryInterrupted, current_recorder
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer

@@ -15,7 +15,7 @@ from examples.http_tools.service import Services
 from recipe.async_dapo.calls import call_id
 from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, ConfigErrors
-from recipe.async_dapo.extensions.agents import tried_calls
+from recipe.async_dapo.extensions.tools import tried_calls
 from recipe.async_dapo.startup.preflight import checks_of
 
 from ....support.composed_runs import of_options
@@ -67,7 +67,7 @@ def take(items: int) -> str:
 """
 INSTANCES = """
 tools:
-  - class_name: tests.extensions.agents.startup.test_tried_calls.Till
+  - class_name: tests.extensions.tools.startup.test_tried_calls.Till
     config: {type: native}
     tool_schema:
       type: function

@@ -13,8 +13,8 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 from recipe.async_dapo.calls import recorded
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.extensions.agents import tools
-from recipe.async_dapo.extensions.agents.tools import TOOL_THREADS, recorded_tools
+from recipe.async_dapo.extensions.tools import tools
+from recipe.async_dapo.extensions.tools.tools import TOOL_THREADS, recorded_tools
 from recipe.async_dapo.runtime.aio import LimitReached, within
 
 from ....support.rollout_world import Loop, finished, group, outcome_of, rollout, scores

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe.async_dapo.extensions.agents.declared import DECLARED
+from recipe.async_dapo.extensions.tools.declared import DECLARED
 
 from ....support.refusals import assert_refused
 

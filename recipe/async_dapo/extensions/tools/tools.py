@@ -1,32 +1,30 @@
 """verl's tools as its agent loops get them here: each call is made once, however often the loop runs."""
 
 import asyncio
-import contextvars
 import functools
 import logging
-import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
-from verl.experimental.agent_loop import AgentLoopOutput
 from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from ...calls import Policy, make_recorded
+from ...calls import make_recorded
 from ...config.values import ConfigError
 from ...core.outcome import Cause, TrajectoryFailed
 from ...record.plain_values import AGENT_LOOP, to_plain
 from ...recording import current_recorder
 from ...rollout.codec import PROMPTS_ONLY
 from ...runtime.aio import LimitReached, within
-from ...runtime.containment import called_on_thread, value_of
-from .call_recorder import CallRecorder
+from ...runtime.containment import value_of
+from ..agents.call_recorder import CallRecorder
+from ..agents.call_runner import on_thread
+from ..agents.journal import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +94,7 @@ class RecordedFunction(FunctionTool):
     async def call(self, parameters: dict[str, Any]) -> Any:
         """What the function returns, if that is text or a dict; else verl's triple of it."""
         make = functools.partial(self._execute, parameters)
-        answer = await make_recorded(self.name, parameters, make, policy=Policy.of(self.fn))
+        answer = await make_recorded(self.name, parameters, make, about=self.fn)
         return _triple(answer) if isinstance(answer, list) else answer
 
     async def _execute(self, parameters: dict[str, Any]) -> Any:
@@ -124,7 +122,7 @@ class RecordedTool(BaseTool):
         self._tool = tool
         self._timeout_s = timeout_s
         self.config, self.tool_schema, self.name = tool.config, tool.tool_schema, tool.name
-        self._policy = Policy.of(tool)
+        Policy.of(tool)  # what it says of itself is right
         self._instances: dict[str, _Instance] = {}
         self._live: dict[str, str] = {}  # the loop's name of an instance -> the tool's
         self._busy: Counter[str] = Counter()  # calls under way
@@ -144,7 +142,7 @@ class RecordedTool(BaseTool):
         async def make() -> list[Any]:
             made_id, response = await self._create(**named, **kwargs)
             self._live[made_id] = made_id
-            if recorder is not None and recorder.rests and recorder.kept_loop is None:
+            if isinstance(recorder, CallRecorder) and recorder.rests and recorder.kept_loop is None:
                 await self._end(made_id)  # nothing is left that would release it
             return [made_id, response.model_dump(exclude_none=True)]
 
@@ -210,7 +208,7 @@ class RecordedTool(BaseTool):
                         await self._end(instance_id)
 
         asked = {"instance": instance_id, **arguments}
-        return await make_recorded(f"{self.name}.{method}", asked, make_alive, policy=self._policy)
+        return await make_recorded(f"{self.name}.{method}", asked, make_alive, about=self._tool)
 
     async def _create(self, *args: Any, **kwargs: Any) -> tuple[str, ToolResponse]:
         """An instance of the tool; it is released if nothing waits for it any more."""
@@ -298,14 +296,11 @@ class SharedFields:
             if name in changed:
                 self.fields[name] = changed[name]
 
-
-def drop_live(outputs: Iterable[AgentLoopOutput], recorder: CallRecorder) -> None:
-    """Leave out what tools have been told of that no record can hold."""
-    names = {name for shared in recorder.shared_fields.values() for name in shared.live}
-    for output in outputs:
-        for name in names & output.extra_fields.keys():
-            if _encoded(output.extra_fields[name]) is None:
-                del output.extra_fields[name]
+    def drop_live(self, fields: dict[str, Any]) -> None:
+        """Leave out of an output's fields what tools have left and no record can hold."""
+        for name in self.live & fields.keys():
+            if _encoded(fields[name]) is None:
+                del fields[name]
 
 
 def _encoded(value: Any) -> bytes | None:
@@ -330,18 +325,3 @@ def plain_answer(response: ToolResponse, reward: float, metrics: dict) -> list[A
 def _triple(answer: list[Any]) -> tuple[ToolResponse, float, dict]:
     response, reward, metrics = answer
     return ToolResponse(**response), reward, metrics
-
-
-async def on_thread(function: Callable[..., T], *args: Any) -> T:
-    """What a plain function returns, while the event loop goes on; nothing waits for a thread that never ends."""
-    result: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            result.set_result(called_on_thread(function, *args))
-        except BaseException as error:
-            result.set_exception(error)
-
-    result.set_running_or_notify_cancel()
-    threading.Thread(target=contextvars.copy_context().run, args=[work], daemon=True).start()
-    return await asyncio.wrap_future(result)

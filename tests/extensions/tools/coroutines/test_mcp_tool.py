@@ -14,7 +14,7 @@ from verl.tools.tool_registry import initialize_tools_from_config
 
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.extensions.agents.tools import recorded_tools
+from recipe.async_dapo.extensions.tools.tools import recorded_tools
 
 from ....support.doors import free_ports
 from ....support.rollout_world import Loop, N, finished, group, outcome_of, reread, rollout
