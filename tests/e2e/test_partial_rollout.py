@@ -18,6 +18,7 @@ from ..support.harness import ROOT, Run, ledger_closes, train
 from ..support.weights_by_hand import WeighedRun, assert_weighed, switches_of, trained_with, versions_of
 
 SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 4, 8
+ROUND_LIMIT_TOK = 12  # many right answers have 28 to 42: on whatever machine, their groups have three versions or more
 DATA_SET = 48  # prompts: visited a second time before the kill, and a third time after it
 SAVED = Path("saved", f"global_step_{SAVED_STEP}")  # a copy of the checkpoint, which the second life deletes
 TOLERANCE = 1e-4  # nats, float32
@@ -27,8 +28,7 @@ OVERRIDES = (
     f"async_dapo.max_staleness={LAST_STEP}",  # no token is too old, and no version's weights are let go
     "async_dapo.selection.by=history",
     f"data.train_max_samples={DATA_SET}",
-    # Many right answers have 28 to 42 tokens: on whatever machine, their groups have three versions or more.
-    "async_dapo.max_tokens_per_round=12",
+    f"async_dapo.max_tokens_per_round={ROUND_LIMIT_TOK}",
     "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance
     "actor_rollout_ref.rollout.disable_log_stats=False",
     f"trainer.save_freq={SAVED_STEP}",
@@ -167,6 +167,11 @@ def test_given_partial_rollout_when_it_trains_then_no_token_is_thrown_away(kille
     assert set(killed_and_resumed.metric("async_dapo/tokens/discarded")) == {0.0}
     assert max(killed_and_resumed.metric("async_dapo/partial/resumed_groups")) > 0
     assert 1 < max(killed_and_resumed.metric("async_dapo/staleness/max")) <= LAST_STEP
+
+
+def test_given_a_limit_of_tokens_when_rounds_stop_then_no_trajectory_has_generated_more_in_one(first_life, second_life):
+    generated = [count for record in first_life + second_life for spans in record["spans"] for _, count in spans]
+    assert 0 < max(generated) <= ROUND_LIMIT_TOK
 
 
 def test_given_a_run_with_its_own_ray_when_it_trains_then_no_other_machine_can_reach_it(killed_and_resumed):

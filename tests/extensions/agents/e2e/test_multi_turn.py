@@ -1,9 +1,11 @@
 """verl's tool agent loop and a custom one on the real stack: interrupted in turns, in calls and between, and resumed.
 
-Under `partial`, CoPRIS's fixed concurrency and the limit of tokens a round act as well, and the learning rate is 0:
-what is greedy must come out as in the validation, which nothing interrupts. With --nightly such a run is killed once,
-too. By default the gateway's run and that of `tests/e2e/test_partial_rollout.py` are killed and resumed, and
-`coroutines/test_calls.py` tests the record of calls.
+Under `partial`, CoPRIS's fixed concurrency and the limit of tokens a round act as well, the learning rate is 0, and
+the run is killed once: what is greedy must come out as in the validation, which nothing interrupts.
+
+Nightly: in every run of the tests the gateway's training has loops with a state and recorded calls, which are made once
+over stops and a kill, and what its loops sample is compared token by token; `tests/e2e/test_partial_rollout.py` has the
+limit of tokens; and `coroutines/` plays verl's loop, tools, sandboxes and kept loops at every moment.
 """
 
 from collections import Counter
@@ -19,6 +21,8 @@ from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 
 from ....support import next_problem, till
 from ....support.harness import Run, ledger_closes, train
+
+pytestmark = pytest.mark.nightly
 
 STEPS = 4
 KILLED_STEP = 2
@@ -62,19 +66,15 @@ AGENT_LOOPS = """
 STOP = "  stop: ['01:']\n"  # which begins the last line of most answers; refused with KV in host memory
 
 
-KILLED = "partial, killed once"
-PARTIAL = ["partial", pytest.param(KILLED, marks=pytest.mark.nightly)]
-RUNS = [*PARTIAL, pytest.param("partial_stale_kv", marks=pytest.mark.nightly)]
+KILLED = pytest.mark.parametrize("run", ["partial"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(scope="module", params=[*LIMITS])
 def run(request, assets, tmp_path_factory) -> Run:
-    strategy, _, is_killed = request.param.partition(",")
-    folder = tmp_path_factory.mktemp(f"multi_turn_{strategy}{'_killed' * bool(is_killed)}")
-    return start(assets, folder, strategy, is_killed=bool(is_killed))
+    return start(assets, tmp_path_factory.mktemp(f"multi_turn_{request.param}"), request.param)
 
 
-def start(assets: Assets, folder: Path, strategy: str, *, is_killed: bool) -> Run:
+def start(assets: Assets, folder: Path, strategy: str) -> Run:
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text(AGENT_LOOPS + STOP * (strategy == "partial"))
     pd.read_parquet(assets.train_file).head(PROMPTS).to_parquet(folder / "prompts.parquet")
@@ -95,12 +95,10 @@ def start(assets: Assets, folder: Path, strategy: str, *, is_killed: bool) -> Ru
         f"{rollout}.multi_turn.max_assistant_turns=3",
         *LIMITS[strategy],
     )
-    run = partial(train, assets, folder, steps=STEPS, strategy=strategy, environment={till.FOLDER: str(folder)})
-    first = (*overrides, *VALIDATED) if strategy == "partial" else overrides
-    if not is_killed:
-        return run(overrides=first)
-    run(overrides=first, kill_at=KILLED_STEP)
-    return run(overrides=overrides)
+    life = partial(train, assets, folder, steps=STEPS, strategy=strategy, environment={till.FOLDER: str(folder)})
+    if strategy == "partial":
+        life(overrides=(*overrides, *VALIDATED), kill_at=KILLED_STEP)
+    return life(overrides=overrides)
 
 
 def loops(run: Run) -> list[dict[str, Any]]:
@@ -137,8 +135,7 @@ def test_given_calls_that_take_money_when_rounds_stop_under_them_then_each_is_pa
     assert sum(run.metric("async_dapo/partial/diverged_tokens")) == 0
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("run", [KILLED], indirect=True)
+@KILLED
 def test_given_loops_that_died_with_their_run_when_it_goes_on_then_calls_are_answered_from_the_record(run: Run):
     assert sum(run.metric("async_dapo/calls/replayed")) > 0
 
@@ -148,7 +145,7 @@ def test_given_a_run_then_its_loops_were_interrupted_more_than_fifty_times(run: 
     assert interrupted.total() > 50 and min(interrupted[True], interrupted[False]) > 10
 
 
-@pytest.mark.parametrize("run", PARTIAL, indirect=True)
+@KILLED
 def test_given_one_policy_at_temperature_0_when_interrupted_then_every_token_is_as_if_nothing_had_happened(run: Run):
     interrupted = {(loop["uid"], loop["session"]) for loop in loops(run) if not loop["is_end"]}
     ended = [loop for loop in loops(run) if loop["is_end"] and loop["is_own"]]
@@ -160,7 +157,7 @@ def test_given_one_policy_at_temperature_0_when_interrupted_then_every_token_is_
     assert len(resumed) > 10
 
 
-@pytest.mark.parametrize("run", PARTIAL, indirect=True)
+@KILLED
 def test_given_room_for_all_loops_when_rounds_stop_then_they_stay_alive(run: Run):
     kept = run.metric("async_dapo/calls/kept_loops")
     assert max(kept) > 0 and sum(run.metric("async_dapo/calls/lost_loops")) == 0
@@ -173,7 +170,7 @@ def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_ano
     told = till.lines(run.folder / till.PROCESSES)
     began_with = {one["pid"]: one["pieces"] for one in reversed(told)}
     assert max(Counter(one["pid"] for one in told).values()) > 1
-    if "killed" in run.folder.name:
+    if "stale_kv" not in run.folder.name:
         assert max(began_with.values()) > 1, "none had to be built again"
     processes = [one for one in psutil.process_iter(["cmdline"]) if one.pid in began_with]
     left = [one for one in processes if SANDBOX in " ".join(one.info["cmdline"] or [])]  # else the number is another's
@@ -181,7 +178,6 @@ def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_ano
     assert not alive
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["partial_stale_kv"], indirect=True)
 def test_given_stale_kv_when_requests_go_on_under_new_weights_then_their_kv_is_found_in_host_memory(run: Run):
     assert sum(run.metric("async_dapo/partial/found_tokens")) > 0
@@ -192,7 +188,7 @@ def test_given_a_strategy_when_it_trains_then_the_ledger_closes(run: Run):
     assert run.steps[-1]["async_dapo/ledger/trained"] == STEPS * PROMPTS_PER_STEP
 
 
-@pytest.mark.parametrize("run", PARTIAL, indirect=True)
+@KILLED
 def test_given_limits_when_trained_then_they_hold(run: Run):
     assert 0 < max(run.metric("async_dapo/load_balancer/inflight/max")) <= POOL_SIZE
     generated = [count for record in run.inspections for spans in record["spans"] for _, count in spans]

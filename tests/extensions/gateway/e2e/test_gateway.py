@@ -1,6 +1,7 @@
 """Agents through the gateway on the real stack, beside loops written inside, killed once and resumed: the same rows."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +13,7 @@ import pytest
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.record.keys import FRESH_K3_KL
 
+from ....support import till
 from ....support.harness import ROOT, Run, ledger_closes, overrides_of, temporary_folder_of, train
 from ..support.half_and_half import DIARY, FOLDER_OF_A_LIFE
 
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.skipif(not declared().keys() >= NEEDED, reason="an exte
 
 STEPS, KILLED_STEP = 3, 2
 PROMPTS_PER_STEP = 4
+ROUND_LIMIT_TOK = 200  # of three turns, which have 85 to 320: enough groups end within it, and others are cut in a turn
 K3_NATS = 1e-6
 END_S = 60.0
 LOOPS = """
@@ -36,7 +39,7 @@ OVERRIDES = (
     "async_dapo.importance_sampling=decoupled",
     "async_dapo.over_sampling_batch_size=16",
     "async_dapo.rollout_pool_size=128",
-    "actor_rollout_ref.rollout.max_num_seqs=8",  # turns wait for the engine, not for agents: it is in some at each stop
+    f"async_dapo.max_tokens_per_round={ROUND_LIMIT_TOK}",  # so that turns are interrupted, whoever is faster
     "actor_rollout_ref.rollout.agent.default_agent_loop=half_and_half",
 )
 
@@ -53,8 +56,8 @@ def run(assets, tmp_path_factory, lives) -> Run:
     folder = tmp_path_factory.mktemp("gateway")
     (folder / "loops.yaml").write_text(LOOPS)
     overrides = (*OVERRIDES, f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder}/loops.yaml")
-    diary = {DIARY: str(folder / "diary.jsonl")}
-    killed, resumed = ({"environment": diary | {FOLDER_OF_A_LIFE: one}} for one in lives)
+    diaries = {DIARY: str(folder / "diary.jsonl"), till.FOLDER: str(folder)}
+    killed, resumed = ({"environment": diaries | {FOLDER_OF_A_LIFE: one}} for one in lives)
     train(assets, folder, steps=STEPS, strategy="partial", overrides=overrides, kill_at=KILLED_STEP, **killed)
     return train(assets, folder, steps=STEPS, strategy="partial", overrides=overrides, **resumed)
 
@@ -94,6 +97,13 @@ def test_given_rounds_that_stop_in_turns_and_a_kill_then_requests_go_on_under_ot
     assert any(len(versions) > 1 for note in outside for versions in note["spans"]), "no turn has two versions"
     second = [note for note in outside if note["life"] == lives[1]]
     assert any(min(versions) < KILLED_STEP - 1 for note in second for versions in note["spans"]), "all began after it"
+
+
+def test_given_recorded_calls_when_rounds_stop_and_workers_are_killed_then_each_is_made_once(run) -> None:
+    paid = Counter(charge["call"] for charge in till.lines(run.folder / till.LEDGER))
+    assert len(paid) > STEPS * PROMPTS_PER_STEP and set(paid.values()) == {1}
+    assert sum(run.metric("async_dapo/calls/replayed")) > 0, "none was answered from the record after the kill"
+    assert max(run.metric("async_dapo/calls/kept_loops")) > 0 == sum(run.metric("async_dapo/calls/lost_loops"))
 
 
 def test_given_workers_that_were_killed_then_no_process_of_an_agent_is_left(run, lives) -> None:

@@ -13,21 +13,24 @@ TURNS = 3
 async def three_turns(base_url: str, key: str, sample: dict[str, Any]) -> dict[str, float]:
     """Of eight sessions of a prompt one streams, one speaks Anthropic's API, and half are right whatever they say."""
     kind = sample["session_id"] % 8
-    chat = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key)
-    claude = anthropic.AsyncAnthropic(base_url=base_url, api_key=key)
+    client: Any = (
+        anthropic.AsyncAnthropic(base_url=base_url, api_key=key)
+        if kind == 5
+        else openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key)
+    )
     messages: list[Any] = [dict(message) for message in sample["raw_prompt"]]
-    async with chat, claude:
+    async with client:
 
         async def said() -> Any:
             """The message as it is sent back."""
             if kind == 5:
-                reply = await claude.messages.create(model="policy", max_tokens=4000, messages=messages)
+                reply = await client.messages.create(model="policy", max_tokens=4000, messages=messages)
                 return {"role": "assistant", "content": reply.content}
             if kind == 3:
-                stream = await chat.chat.completions.create(model="policy", messages=messages, stream=True)
+                stream = await client.chat.completions.create(model="policy", messages=messages, stream=True)
                 pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
                 return {"role": "assistant", "content": "".join(pieces)}
-            reply = await chat.chat.completions.create(model="policy", messages=messages)
+            reply = await client.chat.completions.create(model="policy", messages=messages)
             return reply.choices[0].message
 
         for _ in range(TURNS):

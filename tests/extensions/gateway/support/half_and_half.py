@@ -1,5 +1,5 @@
 """At temperature 0: of two sessions of a prompt one is a loop written inside, the other goes through the gateway. Both
-write the same diary, a line a session.
+write the same diary, a line a session. The loop inside pays for each turn.
 """
 
 import json
@@ -11,9 +11,11 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from examples.agent_loop.dialogue import Dialogue
+from recipe.async_dapo.calls import recorded
 from recipe.async_dapo.extensions.gateway.black_box import BlackBoxAgent
 from recipe.async_dapo.recording import current_recorder
 
+from ....support import till
 from .agents import CHECK, TURNS
 
 DIARY = "GATEWAY_DIARY"
@@ -49,12 +51,13 @@ class HalfAndHalf(BlackBoxAgent):
 
     async def _inside(self, sampling_params: dict[str, Any], **sample: Any) -> AgentLoopOutput:
         dialogue = Dialogue(self, sample["raw_prompt"], sampling_params)
-        await dialogue.ask()
+        answer = await dialogue.ask()
         for _ in range(TURNS - 1):
             if not dialogue.is_full:
+                await recorded(till.pay, len(answer), may_wait=False)
                 await dialogue.tell(CHECK["content"])
             if not dialogue.is_full:
-                await dialogue.ask()
+                answer = await dialogue.ask()
         output = dialogue.output()
         output.reward_score = float(sample["session_id"] // 2 % 2)
         output.extra_fields["reward_extra_info"] = {"acc": output.reward_score}
