@@ -49,9 +49,11 @@ def _check_name(key: str, value: Any) -> None:
 
 def _wrong_texts(config: DictConfig) -> Iterator[tuple[str, str, list[str]]]:
     """Option, value and choices of each argument that verl's options or users set to what vLLM does not take."""
+    given = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+    written = {str(key).replace("-", "_"): f"{VLLM}{key}" for key in given}
     for argument, texts in vllm_choices().items():
         option = OVERRIDDEN.get(argument)
-        key = f"{ROLLOUT}{option}" if option else f"{VLLM}{argument}"
+        key = f"{ROLLOUT}{option}" if option else written.get(argument, f"{VLLM}{argument}")
         value = OmegaConf.select(config, key)
         # `FIXED` has the one logprobs_mode that is right
         if isinstance(value, str) and argument != "logprobs_mode" and texts.is_wrong(value):

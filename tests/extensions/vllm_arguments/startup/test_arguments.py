@@ -11,6 +11,7 @@ rollout.dtype=fp16 -> : must be one of auto, half, float16, bfloat16
 rollout.scheduling_policy=fifo -> : must be one of fcfs, priority
 rollout.load_format=dumy -> : must be one of .*; did you mean dummy\\?
 vllm.kv_cache_dtype=fp9 -> : must be one of .*; did you mean fp8\\?
+vllm.kv-cache-dtype=fp9 -> : must be one of .*; did you mean fp8\\?
 vllm.kv_cache_dtyp=fp8 -> : vLLM has no such argument; did you mean kv_cache_dtype\\?
 """.strip().splitlines()
 
