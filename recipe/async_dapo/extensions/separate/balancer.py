@@ -195,7 +195,9 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             limit = f"async_dapo.engine_timeout_s={self._engine_timeout_s:g}"
             self._lives.lose(server_id, f"has not taken a bucket of new weights within {limit}")
         except RayError as error:
-            self._lives.lose(server_id, f"has not taken new weights: {_last_line_of(error)}")
+            # Of the traceback that an error from another process brings, the last line says most.
+            what = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            self._lives.lose(server_id, f"has not taken new weights: {what}")
 
     async def _bring_up_to_date(self, server_id: str) -> None:
         """Bring an engine the newest weights, and those that have become so meanwhile."""
@@ -252,11 +254,6 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         if self._coordinator is not None:
             oldest, newest = self._updates.oldest_version, self._updates.newest_version
             self._coordinator.note_versions.remote(oldest, newest)
-
-
-def _last_line_of(error: Exception) -> str:
-    """What says most of the traceback that an error from another process brings."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 # What `router_class` names: verl calls `.remote(servers, options)` on it.

@@ -38,11 +38,6 @@ class Deadlines:
         return 1 + self._handed_over // self._target
 
     @property
-    def num_valid(self) -> int:
-        """Groups that wait for their batch."""
-        return len(self._valid)
-
-    @property
     def num_running(self) -> int:
         """Groups that have begun and not ended."""
         return len(self._began_under) - len(self._valid)

@@ -1,4 +1,5 @@
-"""A round that goes on while the trainer trains: batches are handed over, and it stops only when it is told to.
+"""A round that goes on while the trainer trains, and its pool: batches are handed over, and it stops only when it is
+told to.
 
 Engines have GPUs of their own then. A fresh group begins while those that have begun, and the batch that is trained
 just now, are fewer than the over-sampling target, and while it can be trained in time: see `Deadlines`.
@@ -8,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ...core.ledger import LedgerError
 from ...core.mix import ALL, Quota, RoundPart
 from ...core.outcome import GroupOutcome, Verdict
 from ...core.over_sampling import AvailableGroups
+from ...core.pool import PromptPool
 from ...core.round import Round, RoundSpec, RoundSummary
 from ...core.round_groups import WaitingGroup
 from ...core.stop_rules import StopRule
@@ -123,3 +126,23 @@ class RollingRound(Round):
         assert isinstance(rule, UntilStopped)
         rule.stop()
         self._update()
+
+
+class RollingPool(PromptPool):
+    """Accounts for batches that a round hands over, beside what it does for a round that is closed."""
+
+    @property
+    def carried_versions(self) -> tuple[tuple[str, int], ...]:
+        """(uid, oldest policy version) of every group that is valid and not trained."""
+        return tuple((carried.uid, carried.oldest_version) for carried in self._carried)
+
+    def hand_over(self, summary: RoundSummary) -> RoundSummary:
+        """Account for what has ended in a round that goes on, and train on what it hands over. As `settle`.
+
+        Raises:
+            LedgerError: if the round has other groups than the pool believes.
+        """
+        summary = self._take_ended(summary)
+        if len(self._in_round) != summary.under_way:
+            raise LedgerError(f"{summary.under_way} groups are in the round, {len(self._in_round)} were given to it")
+        return replace(summary, trained_uids=self._train(summary.handed_over))

@@ -28,8 +28,7 @@ from ...training.trainer import AsyncDAPOTrainer
 from .balancer import RollingLoadBalancer
 from .engines import SeparateEngines, SeparateReplica
 from .manager import RollingManager
-from .rolling_pool import RollingPool
-from .rolling_round import RollingSpec
+from .rolling_round import RollingPool, RollingSpec
 from .weights import SeparateActorRolloutRefWorker
 
 

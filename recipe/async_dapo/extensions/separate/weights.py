@@ -13,8 +13,11 @@ from ...config.values import ConfigError
 from ...weights.adapter import WeightSender
 from ...weights.sender import AsyncDAPOActorRolloutRefWorker
 from ...weights.stream import run_name, sockets_folder, with_proof
-from .beside import BUCKET_MB, BesideEngine
 from .relay import leave_in_store, take_from_store
+
+CONTEXT_BYTES = 0.5e9  # CUDA's, of the process that brings weights
+GRAPH_BYTES = 2e9  # CUDA graphs, which vLLM's second model runner does not count
+BUCKET_MB = 256  # as large as those that arrive
 
 
 class SeparateActorRolloutRefWorker(AsyncDAPOActorRolloutRefWorker):
@@ -39,19 +42,27 @@ class SeparateActorRolloutRefWorker(AsyncDAPOActorRolloutRefWorker):
 
 
 def check_room(rollout: Any, hf_config: Any, *, bucket_mb: int, memory_bytes: float) -> None:
-    """
+    """See that a GPU has room for weights that arrive, beside an engine's share of it, `gpu_memory_utilization`. The KV
+    cache is mapped then: what has no room would fail at the first update, minutes after the start.
+
+    Args:
+        bucket_mb: of a transfer [MiB]. A weight that is larger travels whole, in memory of its own.
+
     Raises:
-        ConfigError: if a GPU has no room for weights that arrive, beside an engine.
+        ConfigError: if there is no room.
     """
     text, value_bytes = hf_config.get_text_config(), 4 if rollout.dtype == "float32" else 2
     embedding_bytes = value_bytes * text.vocab_size * text.hidden_size
-    beside = BesideEngine(bucket_mb=bucket_mb, largest_bytes=embedding_bytes, has_graphs=not rollout.enforce_eager)
-    most, asked = beside.most_utilization(memory_bytes), rollout.gpu_memory_utilization
+    bucket_bytes = bucket_mb * 2**20
+    beside_bytes = CONTEXT_BYTES + bucket_bytes + (embedding_bytes if embedding_bytes > bucket_bytes else 0)
+    if not rollout.enforce_eager:
+        beside_bytes += GRAPH_BYTES
+    most, asked = 1 - beside_bytes / memory_bytes, rollout.gpu_memory_utilization
     if asked > most:
         raise ConfigError(
             "actor_rollout_ref.rollout.gpu_memory_utilization",
             asked,
-            f"weights that arrive, and CUDA graphs, take {beside.bytes / 1e9:.1f} GB of a GPU of "
+            f"weights that arrive, and CUDA graphs, take {beside_bytes / 1e9:.1f} GB of a GPU of "
             f"{memory_bytes / 1e9:.0f} GB beside an engine; set at most {most - 0.005:.2f}",
         )
 

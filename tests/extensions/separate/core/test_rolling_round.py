@@ -18,8 +18,7 @@ from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.extensions.separate.rolling_pool import RollingPool
-from recipe.async_dapo.extensions.separate.rolling_round import RollingRound, RollingSpec
+from recipe.async_dapo.extensions.separate.rolling_round import RollingPool, RollingRound, RollingSpec
 from recipe.async_dapo.extensions.separate.rolling_update import OUT_SHARE, Phase, RollingUpdate
 
 from ....support.costly import costly
