@@ -34,7 +34,7 @@ END_TIMEOUT_S = 60.0  # for a loop to clean up
 
 def is_replayable(agent_loop: AgentLoopBase) -> bool:
     """Whether it can be brought to where it was interrupted, by its record."""
-    return getattr(agent_loop, "replayable", True)
+    return bool(getattr(agent_loop, "replayable", True))
 
 
 class KeptLoop:

@@ -138,10 +138,8 @@ async def test_given_a_kill_when_recover_never_answers_then_the_trajectory_fails
 class Unrepeatable:
     """A loop with an environment that it cannot bring back to where it was."""
 
-    replayable = False
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, service: Service, replayable: Any = False) -> None:
+        self.service, self.replayable = service, replayable
 
     async def run(self, sampling_params: dict[str, Any], *, trajectory: Trajectory) -> list[AgentLoopOutput]:
         await recorded(self.service.charge, 1)
@@ -150,12 +148,13 @@ class Unrepeatable:
         return outputs
 
 
-async def test_given_a_loop_that_cannot_be_repeated_when_it_is_gone_then_it_is_not_run_again() -> None:
+@pytest.mark.parametrize("replayable", [False, None, 0])
+async def test_given_a_loop_that_cannot_be_repeated_when_it_is_gone_then_it_is_not_run_again(replayable: Any) -> None:
     """The pool retires its group before; see test_cluster_kept_loops.py."""
     service, kept = Service(), KeptLoops(most=0)
 
     async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        return await kept.run(lambda: Unrepeatable(service), {}, trajectory=trajectory)
+        return await kept.run(lambda: Unrepeatable(service, replayable), {}, trajectory=trajectory)
 
     held = group()
     assert await stopped_at(rollout(loop, kept=kept), held, 15.0) is None
