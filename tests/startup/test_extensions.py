@@ -185,6 +185,18 @@ def test_a_copy_without_agents_or_tools_refuses_tools(run, copy_with, missing):
     tools = f"actor_rollout_ref.rollout.multi_turn.function_tool_path={EXAMPLES / 'tools' / 'tools.py'}"
     told = f"extensions/{missing} is not in this copy; copy that folder too, or leave tools out"
     assert refusal(run, tools) == f"{tools}: {told}"
+    tried = "async_dapo.calls.check={'add': {'first': 1}}"
+    assert refusal(run, "async_dapo.calls.check={add:{first:1}}") == f"{tried}: {told}"
+
+
+def test_a_folder_whose_extension_stands_on_a_missing_one_is_as_missing_and_that_one_is_named(run, copy_with):
+    standing = {name: one.stands_on for name, one in extensions.declared().items() if one.stands_on}
+    bottoms = set(standing.values()) - standing.keys()
+    copy_with(*standing)
+    assert not extensions.declared()
+    assert not of_options(run()), "no start loads them"
+    told = {extensions.not_here(name) for name in standing}
+    assert told == {f"extensions/{name} is not in this copy" for name in bottoms}
 
 
 STATEFUL = """

@@ -218,9 +218,12 @@ TOOLS = "tools"  # stands on it, and serves verl's tools
 
 @cache
 def declared() -> Mapping[str, Declared]:
-    """What the extensions in this copy declare, by their names, in order."""
-    found = sorted(file.parent.name for file in FOLDER.glob("*/declared.py"))
-    return {name: load(name, "declared.DECLARED") for name in found}
+    """What the extensions in this copy declare, by their names, in order; without those that stand on a missing one."""
+    names = sorted(file.parent.name for file in FOLDER.glob("*/declared.py"))
+    found: dict[str, Declared] = {name: load(name, "declared.DECLARED") for name in names}
+    while gone := [name for name, one in found.items() if one.stands_on and one.stands_on not in found]:
+        found = {name: one for name, one in found.items() if name not in gone}
+    return found
 
 
 def load(name: str, place: str) -> Any:
@@ -251,7 +254,9 @@ def missing(target: str) -> str | None:
 
 
 def not_here(name: str) -> str:
-    return f"extensions/{name} is not in this copy"
+    """Says so of an extension, or of the missing one that it stands on."""
+    base = load(name, "declared.DECLARED").stands_on if (FOLDER / name / "declared.py").exists() else ""
+    return not_here(base) if base and base not in declared() else f"extensions/{name} is not in this copy"
 
 
 def not_in_copy(name: str, otherwise: str) -> str:

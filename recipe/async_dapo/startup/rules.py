@@ -269,9 +269,11 @@ RULES: tuple[Rule, ...] = (
 
 
 def _without(name: str) -> list[Rule]:
-    """In a copy that does not make calls once, a run that the stop interrupts would make those of tools again."""
-    remedy = not_in_copy(name, "leave tools out")
-    return [Rule(key, partial(lambda it, key: it.get(key) is not None, key=key), remedy) for key in TOOL_FILES]
+    """In a copy that does not make calls once, a run that the stop interrupts would make those of tools again; and
+    nothing would make those that are to be tried.
+    """
+    keys, remedy = (*TOOL_FILES, "async_dapo.calls.check"), not_in_copy(name, "leave tools out")
+    return [Rule(key, partial(lambda it, key: it.get(key) is not None, key=key), remedy) for key in keys]
 
 
 def _is_dppo(it: Run) -> bool:
