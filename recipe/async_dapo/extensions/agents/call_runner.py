@@ -104,8 +104,7 @@ class CallRunner(Loops):
         policy = Policy.of(about)
         await recorder.is_here()
         try:
-            plain = _encode(to_plain(arguments, source=AGENT_LOOP))
-            call, is_new = recorder.begin_call(name, plain)
+            call, is_new = recorder.begin_call(name, plain_bytes(arguments))
             is_answer_new = call.result is None
             if call.result is not None or call.pending is not None:
                 recorder.note(replayed=1)
@@ -300,8 +299,17 @@ class CallRunner(Loops):
             task.exception()  # what waits for it is told; there may be nothing left that does
 
 
+def plain_bytes(values: dict[str, Any]) -> bytes:
+    """As a record has them.
+
+    Raises:
+        ConfigError: for what none can hold.
+    """
+    return _encode(to_plain(values, source=AGENT_LOOP))
+
+
 async def _encoded(scoring: Awaitable[Any]) -> bytes:
-    return _encode(to_plain(await scoring, source=AGENT_LOOP))
+    return plain_bytes(await scoring)
 
 
 async def _await_carried(call: Call) -> bytes | None:
@@ -314,7 +322,7 @@ async def _await_carried(call: Call) -> bytes | None:
 
 def _encode_result(call: Call, error: str | None, value: Any, *, seconds: float = 0.0) -> bytes:
     try:
-        call.result = _encode(to_plain({"error": error, "value": value, "seconds": seconds}, source=AGENT_LOOP))
+        call.result = plain_bytes({"error": error, "value": value, "seconds": seconds})
     except NestedTooDeep as too_deep:
         return _encode_given_up(call, "nested_too_deep", Cause(str(too_deep)))
     return call.result

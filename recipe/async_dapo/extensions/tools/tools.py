@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import msgspec
 from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
@@ -17,13 +16,13 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from ...calls import make_recorded
 from ...config.values import ConfigError
 from ...core.outcome import Cause, TrajectoryFailed
-from ...record.plain_values import AGENT_LOOP, to_plain
+from ...record.plain_values import AGENT_LOOP
 from ...recording import current_recorder
 from ...rollout.codec import PROMPTS_ONLY
 from ...runtime.aio import LimitReached, within
 from ...runtime.containment import value_of
 from ..agents.call_recorder import CallRecorder
-from ..agents.call_runner import on_thread
+from ..agents.call_runner import on_thread, plain_bytes
 from ..agents.journal import Policy
 
 logger = logging.getLogger(__name__)
@@ -32,8 +31,6 @@ T = TypeVar("T")
 
 TOOL_THREADS = 64  # of a worker: plain functions that run at once; none is taken from verl's tokenization
 MOST_THREADS = 1000  # of a worker: with those whose time was up, and which never return
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 def recorded_tools(tools: list[Any], *, timeout_s: float) -> list[Any]:
@@ -44,10 +41,8 @@ def recorded_tools(tools: list[Any], *, timeout_s: float) -> list[Any]:
     """
     threads = _Threads()
     return [
-        RecordedFunction.of(tool, threads)
-        if isinstance(tool, FunctionTool)
-        else RecordedTool(tool, timeout_s=timeout_s)
-        for tool in tools
+        RecordedFunction.of(one, threads) if isinstance(one, FunctionTool) else RecordedTool(one, timeout_s=timeout_s)
+        for one in tools
     ]
 
 
@@ -306,7 +301,7 @@ class SharedFields:
 def _encoded(value: Any) -> bytes | None:
     """None of what no record can hold."""
     try:
-        return _encode(to_plain({"": value}, source=AGENT_LOOP))
+        return plain_bytes({"": value})
     except ConfigError:
         return None
 

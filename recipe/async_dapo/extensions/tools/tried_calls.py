@@ -33,12 +33,10 @@ def load_tools(config: DictConfig) -> list[Any]:
         ConfigError: naming key, value and remedy.
     """
     files = {key: value for key in TOOL_FILES if (value := OmegaConf.select(config, key)) is not None}
-    if not files:
-        return []
-    from verl.tools.tool_registry import load_all_tools
-
     all_tools: list[Any] = []
     for key, value in files.items():
+        from verl.tools.tool_registry import load_all_tools
+
         none = {one.rpartition(".")[2]: None for one in TOOL_FILES}
         try:
             with contained():
@@ -80,8 +78,6 @@ def try_calls(
         ConfigError: for each tool that is not there, raises, or does not answer in time; for a file that cannot be
             loaded, in a copy where no other check says so.
     """
-    from verl.tools.function_tool import FunctionTool
-
     try:
         by_name = {tool.name: tool for tool in load_tools(config)}
     except ConfigError:
@@ -104,7 +100,7 @@ def try_calls(
             where = f" at {shown_name(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
             then = "it would end a run" if isinstance(error, ConfigError) else "in a run the model would read this"
             remedy = f"{then}; correct the tool, its service, or these arguments"
-            if not (creating or isinstance(by_name[name], FunctionTool)):
+            if not creating and hasattr(by_name[name], "create"):
                 remedy += " (its instance has no create_kwargs: none of the rows that were looked at has any for it)"
             raise ConfigError(f"{OPTION}.{name}", arguments, f"failed: {what}{where}; {remedy}") from error
         answers.append(f"{name}: {shortened(answer, SHOWN_CHARS)!r} in {seconds:.2f} s")
