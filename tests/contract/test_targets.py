@@ -2,6 +2,7 @@
 
 import re
 
+import pandas as pd
 import pytest
 
 from benchmarks.defaults import draw as defaults
@@ -62,6 +63,10 @@ def measured() -> dict[str, float]:
             found[f"Trained tokens/s over {over}, tail {tail}"] = of["partial"]["rate"]
             if tail == 25:
                 found[f"Trained tokens/s over {over}, tail 8 ... tail 25"] = of["partial"]["rate"]
+    pairs = pd.read_csv(side_by_side.FOLDER / "before_extensions.csv").pivot(index="repetition", columns="commit")
+    for column, part in (("step_s_mean", ""), ("cpu_ms_per_trajectory", " ... CPU per trained trajectory")):
+        before, since = (pairs[column, commit] for commit in ("ec67740d", "15261d9f"))
+        found[f"Step over that of the commit before{part}"] = (since / before).median()
     cpu = side_by_side.costs_table(runs).query("Tail == 8").astype({"System": str}).set_index("System")
     cpu_ms = cpu["CPU per trained trajectory [ms]"]
     found["CPU per trained trajectory over colocate_async"] = cpu_ms["partial"] / cpu_ms[side_by_side.SHORT_POLL]
