@@ -16,6 +16,7 @@ from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.record.checkpoint_folder import (
     COMPLETE_FILE,
+    FORMAT,
     POOL_FILE,
     DamagedCheckpoint,
     read_pool,
@@ -76,9 +77,9 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         f"{COMPLETE_FILE} has 1099511627776 bytes, more than",
     ),
     "an earlier format": (
-        rewrite(COMPLETE_FILE, format=7),
-        f"{COMPLETE_FILE} has format 7, this recipe reads 8: finish that run with the recipe that wrote it, or begin a "
-        "new run with its weights",
+        rewrite(COMPLETE_FILE, format=FORMAT - 1),
+        f"{COMPLETE_FILE} has format {FORMAT - 1}, this recipe reads {FORMAT}: finish that run with the recipe that "
+        "wrote it, or begin a new run with its weights",
     ),
     "another step": (rewrite(COMPLETE_FILE, step=9), "global_step_8 was saved as global_step_9"),
     "no pool in the note": (rewrite(COMPLETE_FILE, files={}), f"{COMPLETE_FILE} does not name {POOL_FILE}"),
