@@ -6,6 +6,7 @@ goes on with its file.
 
 import atexit
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 ONE_RAY = "tests/ray/"  # its tests share a cluster, which takes seconds to start
+END_S = 600.0  # longest time for fixtures behind the last test: then a lane shows where it hangs, and ends
 NextFile = Callable[[Sequence[str], Sequence[str]], str | None]
 _PR_SET_PDEATHSIG = 1
 
@@ -43,14 +45,15 @@ def run_in_lanes(session: pytest.Session, count: int, next_file: NextFile) -> No
             busy = {id(lane.connection): lane for lane in lanes if lane.file}
             for connection in wait([lane.connection for lane in busy.values()]):
                 lane = busy[id(connection)]
-                if not lane.hear():
+                if not (is_alive := lane.hear()):
                     lanes.remove(lane)
-                    lanes.append(_Lane(session, lanes))
-                    lanes[-1].give(lane.file, lane.left)
                 if session.shouldfail:
                     raise session.Failed(session.shouldfail)
                 if session.shouldstop:
                     raise session.Interrupted(session.shouldstop)
+                if not is_alive:
+                    lanes.append(_Lane(session, lanes))
+                    lanes[-1].give(lane.file, lane.left)
     finally:
         for lane in lanes:
             lane.connection.close()  # all of them end behind the test that each is at
@@ -151,6 +154,7 @@ def _run_as_lane(session: pytest.Session, parent: Connection, parent_id: int) ->
     except BaseException:
         sys.excepthook(*sys.exc_info())
     try:
+        faulthandler.dump_traceback_later(END_S, exit=True)
         session._setupstate.teardown_exact(None)
         atexit._run_exitfuncs()
     except BaseException:
