@@ -230,7 +230,7 @@ def _restore(group: PromptGroup) -> None:
     for trajectory in group.trajectories:
         attached: Any = trajectory.attachment  # without the extension: start-up has refused what cannot be left out
         trajectory.attachment = attachment_of(attached) if attachment_of and attached is not None else None
-        trajectory.is_restored = trajectory.has_started and not trajectory.is_finished
+        trajectory.is_restored = not trajectory.is_finished  # it may have begun after the checkpoint, too
         for output in trajectory.outputs or ():
             if not len(output.response_mask) == len(output.response_logprobs) == len(output.response_ids):
                 raise ValueError("tokens, mask and log-probs of an output differ in length")

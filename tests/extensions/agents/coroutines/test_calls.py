@@ -86,19 +86,23 @@ async def killed(loop: Loop, *, goes_on_s: float = 0.0) -> PromptGroup:
     return saved
 
 
-@pytest.mark.parametrize("goes_on_s", [0.0, 8.0])  # calls that are in the checkpoint, and others
-def test_given_a_kill_when_calls_were_under_way_then_the_tool_is_asked_for_what_they_came_to(goes_on_s: float) -> None:
+# Calls that are in the checkpoint, and others, of loops that had generated something by then, or nothing.
+@pytest.mark.parametrize(("goes_on_s", "has_begun"), [(0.0, True), (8.0, True), (8.0, False)])
+def test_given_a_kill_when_calls_were_under_way_then_the_tool_is_asked_for_what_they_came_to(
+    goes_on_s: float, has_begun: bool
+) -> None:
     service = Service()
     charge = unknown_calls("fail_trajectory" if goes_on_s == 0 else "retry", service.recover)(free_function(service))
 
     async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        outputs = finished(trajectory)
+        outputs = finished(trajectory) if has_begun else None
         await asyncio.sleep(0.75 * goes_on_s)
         service.answers.append(await recorded(charge, 1))
-        return outputs
+        return outputs or finished(trajectory)
 
     saved = simulate(killed(loop, goes_on_s=goes_on_s))
     assert any(Journal.of(trajectory).calls for trajectory in saved.trajectories) == (goes_on_s == 0)
+    assert saved.has_started == has_begun
     running = rollout(loop)
     assert simulate(outcome_of(running, saved)).verdict is Verdict.VALID
     assert service.is_charged_once and len(service.charged) == 4 and service.answers == [2, 2, 2, 2]
