@@ -170,8 +170,9 @@ class ForkedTraining(TrainingProcess):
         and then, and says 0 in between."""
         if (began := time.monotonic()) < self._next_memory_look:
             return 0
+        computed = time.thread_time()
         used = sum(map(_share_bytes, processes))
-        took = time.monotonic() - began
+        took = time.thread_time() - computed
         self._next_memory_look = began + max(_MEMORY_S, took / LOOKING_SHARE)
         return used
 

@@ -20,7 +20,7 @@ _SEGMENT_PREFIXES = ("psm_", "verl_weights_")  # of `multiprocessing.shared_memo
 _PR_SET_CHILD_SUBREAPER = 36
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _INSPECTION_S = 1.0  # too much for every look at the metrics, but
-LOOKING_SHARE = 0.02  # of the time at most is spent on it
+LOOKING_SHARE = 0.02  # of a core at most is spent on it; what others compute meanwhile does not count
 
 
 def exit_on_signals() -> None:
@@ -143,10 +143,10 @@ class TrainingProcess:
             segment.unlink(missing_ok=True)
 
     def _inspect(self) -> None:
-        began = time.monotonic()
+        began, computed = time.monotonic(), time.thread_time()
         processes = self.descendants()
         self.segments.update(segment for process in processes for segment in open_segments(process.pid))
-        took = time.monotonic() - began
+        took = time.thread_time() - computed
         self.peak_memory_bytes = max(self.peak_memory_bytes, self._memory_bytes(processes))
         self._next_inspection = began + max(_INSPECTION_S, took / LOOKING_SHARE)
 
