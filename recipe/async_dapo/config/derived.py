@@ -1,4 +1,6 @@
-"""What follows from verl's options, GPUs and engines, updates of a step; and which of them follow from the recipe's."""
+"""What verl's options come to: GPUs, engines, updates of a step. And verl's options that the recipe's one of importance
+sampling sets.
+"""
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 

@@ -13,10 +13,10 @@ from ..core.over_sampling import OverSampling, RoundSize
 from ..core.round import RoundSpec
 from ..core.staleness import StalenessLimit
 from ..core.stop_rules import StopRuleName
-from .extension_options import CallsConfig, Selection
 from .reading import read_options
 from .values import (
     Auto,
+    CallsToTry,
     Count,
     Drafts,
     ImportanceSampling,
@@ -26,6 +26,7 @@ from .values import (
     Positive,
     RolloutStrategy,
     Seconds,
+    SelectBy,
     Share,
     Shares,
     Sources,
@@ -38,6 +39,30 @@ REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may t
 
 CONFIG_FOLDER = Path(__file__).parent
 CONFIG_NAME = "async_dapo_trainer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallsConfig:
+    """Calls of agent loops: `async_dapo.calls`."""
+
+    timeout_s: Seconds
+    check: CallsToTry | None
+    short_s: float = 0.1  # a trajectory whose call takes longer leaves its place to another one [s]
+    journal_limit_mb: int = 16  # of a trajectory's recorded calls, arguments and results [MiB]
+    # Agent loops with a state of their own that one worker keeps alive over a stop [count].
+    kept_loops: int = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which of the data loader's prompts are drawn, which `extensions/history` decides: `async_dapo.selection`."""
+
+    by: SelectBy
+    exploration: float = 0.1  # least probability with which a prompt is drawn, whatever its history [0-1, > 0]
+    forgetting: float = 0.5  # what an earlier answer counts at the next visit [0-1]; 1 = nothing is forgotten
+    # After so many steps a skipped prompt is drawn [steps, >= 1]: more than an epoch of common data sets, or nothing
+    # would be saved.
+    defer_steps: int = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,25 +8,32 @@ row of the data set --pack--> group (pool, checkpoints, object store)
 Of text there is nothing to do. An extension that serves more puts its own codec in (`Declared.codec`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from typing import Any
 
+from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopWorker
 
-from ..config.extensions import of_copy
-from ..config.values import ConfigError
+from ..config.extensions import not_in_copy, of_copy
+from ..config.values import ConfigError, refused
 from ..core.trajectory import PromptGroup
 from ..record.plain_values import AGENT_LOOP
 from ..store import ModelInputs, text_inputs
-from .prompt_checks import PromptChecks
 
 MEDIA = ("image", "video", "audio")  # kinds of a message's items beside text
 PROMPTS_ONLY = "training sees the pictures of prompts only; have tools and agent loops answer with text"
+ABSENT = not_in_copy("pictures", "take prompts and a model of text")
 
 
-class Codec(PromptChecks):
-    """The codec of prompts of text."""
+class Codec:
+    """The codec of prompts of text.
+
+    Attributes:
+        kinds: of items that it serves, of `MEDIA`.
+    """
+
+    kinds: Collection[str] = ()
 
     def pack(self, prompt: dict[str, Any]) -> dict[str, Any]:
         """A row of verl's data set as a group keeps it."""
@@ -43,6 +50,38 @@ class Codec(PromptChecks):
     async def inputs(self, group: PromptGroup, worker: AgentLoopWorker) -> ModelInputs:
         """What a model takes of the rows of a finished group beside their tokens."""
         return text_inputs
+
+    async def shown(self, messages: Any, *, processor: Any, dataset_cls: Any, data: DictConfig) -> dict[str, Any]:
+        """What verl's agent loops show to the policy beside the tokens of these messages."""
+        return {}
+
+    def check_model(self, config: DictConfig, model: Any) -> None:
+        """See that training can give the model all that it takes.
+
+        Args:
+            model: verl's `HFModelConfig`.
+
+        Raises:
+            ConfigError: if it takes what this codec does not serve.
+        """
+        if model.processor is not None:
+            what = f"a {model.hf_config.model_type} is trained as a model of pictures: {ABSENT}"
+            raise refused(config, "actor_rollout_ref.model.path", what)
+
+    def check_row(
+        self, config: DictConfig, key: str, row: dict[str, Any], *, model: Any, loop: str, loop_class: Callable[[], Any]
+    ) -> None:
+        """See that a row's prompt can be shown to the model; it has items of `kinds` only.
+
+        Args:
+            key: of the option to blame.
+            model: verl's `HFModelConfig`.
+            loop: the agent loop that shows it.
+            loop_class: finds its class; None of verl's own.
+
+        Raises:
+            ConfigError: if it cannot.
+        """
 
 
 @cache

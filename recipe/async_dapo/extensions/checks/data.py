@@ -312,8 +312,7 @@ def _longest(table: Any, prompt_key: str) -> set[int]:
 
 def _why_unseen(kinds: Collection[str]) -> str:
     """What to do about items that this copy's codec does not serve."""
-    from ...rollout.codec import codec
-    from ...rollout.prompt_checks import ABSENT
+    from ...rollout.codec import ABSENT, codec
 
     return ABSENT if "image" in kinds and "image" not in codec().kinds else UNSEEN
 
