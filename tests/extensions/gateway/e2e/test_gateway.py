@@ -24,6 +24,7 @@ STEPS, KILLED_STEP = 3, 2
 PROMPTS_PER_STEP = 4
 ROUND_LIMIT_TOK = 200  # of three turns, which have 85 to 320: enough groups end within it, and others are cut in a turn
 K3_NATS = 1e-6
+TOLERANCE = 1e-4  # nats, float32: on some processors a sum's order depends on how many sequences are in a batch
 END_S = 60.0
 LOOPS = """
 - name: half_and_half
@@ -81,7 +82,9 @@ def test_given_the_same_agent_inside_and_outside_then_ids_mask_and_log_probs_are
     for note in notes:
         [row] = note["rows"]
         if note["kind"] in compared and tuple(row["prompt"]) in inside:
-            assert whole(row) == inside[tuple(row["prompt"])], note["kind"]
+            (ids, mask, log_probs), (*expected, of_others) = whole(row), inside[tuple(row["prompt"])]
+            assert [ids, mask] == expected, note["kind"]
+            assert log_probs == pytest.approx(of_others, abs=TOLERANCE), note["kind"]
             compared[note["kind"]] += 1
     assert min(compared.values()) >= STEPS * PROMPTS_PER_STEP, "at least those of each group that was trained"
 
