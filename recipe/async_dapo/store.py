@@ -141,9 +141,7 @@ def withhold(batch: KVBatchMeta, *, oldest_version: int) -> int:
         is_stale_T = (versions_T >= 0) & (versions_T < oldest_version)
         masks.append(torch.where(is_stale_T, 0, mask_T))
         withheld_tok += int(is_stale_T.sum())
-    nested = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
-    fields = TensorDict({"response_mask": nested}, batch_size=len(keys))
-    tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
+    _put(batch, keys, "response_mask", masks)
     return withheld_tok
 
 
@@ -167,11 +165,15 @@ def read_object(key: str, field: str) -> Any:
 
 def write_field(batch: KVBatchMeta, field: str, rows: Iterable[torch.Tensor]) -> None:
     """A field of a batch, [T] for each trajectory; whatever is done with the batch finds it there."""
-    nested = torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
-    fields = TensorDict({field: nested}, batch_size=len(batch))
-    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+    _put(batch, batch.keys, field, rows)
     if batch.fields is not None and field not in batch.fields:
         batch.fields.append(field)
+
+
+def _put(batch: KVBatchMeta, keys: Sequence[str], field: str, rows: Iterable[torch.Tensor]) -> None:
+    nested = torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+    fields = TensorDict({field: nested}, batch_size=len(keys))
+    tq.kv_batch_put(keys=list(keys), partition_id=batch.partition_id, fields=fields)
 
 
 def exclude_from_denominator(batch: KVBatchMeta, updates: Iterable[Sequence[int]]) -> None:
@@ -208,10 +210,7 @@ def complete_padding(batch: KVBatchMeta) -> None:
     if not keys:
         return
     masks = read(batch, ["response_mask"], keys)["response_mask"].unbind()
-    versions = [torch.full_like(mask_T, -1, dtype=torch.int32) for mask_T in masks]
-    nested = torch.nested.as_nested_tensor(versions, layout=torch.jagged)
-    fields = TensorDict({"policy_versions": nested}, batch_size=len(keys))
-    tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
+    _put(batch, keys, "policy_versions", [torch.full_like(mask_T, -1, dtype=torch.int32) for mask_T in masks])
 
 
 def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:

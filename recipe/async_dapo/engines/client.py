@@ -60,6 +60,7 @@ class _Asked:
 
     Attributes:
         request_id: for sticky routing.
+        params: of sampling, without limits.
         options: further arguments of the server's `generate`.
         is_whole: the turn has to come from one request.
         budget_tok: tokens that the turn may have.
@@ -67,17 +68,10 @@ class _Asked:
 
     request_id: str
     prompt_ids: list[int]
-    sampling_params: dict[str, Any]
+    params: dict[str, Any]
     options: dict[str, Any]
     is_whole: bool
     budget_tok: int
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """For the engine; the record needs log-probs, whatever the agent loop asks for."""
-        return {key: value for key, value in self.sampling_params.items() if key not in _LIMIT_KEYS} | {
-            "logprobs": True
-        }
 
 
 class AsyncDAPOLLMClient(LLMServerClient):
@@ -126,10 +120,11 @@ class AsyncDAPOLLMClient(LLMServerClient):
         prompt_ids = normalize_token_ids(prompt_ids)
         if self._has_old_kv and recorder.prompt_uid:  # an agent loop that runs again draws another id
             request_id = f"{recorder.prompt_uid}/{recorder.trajectory.session_id}"
+        unlimited = {key: value for key, value in sampling_params.items() if key not in _LIMIT_KEYS}
         asked = _Asked(
             request_id=request_id,
             prompt_ids=prompt_ids,
-            sampling_params=sampling_params,
+            params=unlimited | {"logprobs": True},  # the record needs them, whatever the agent loop asks for
             options={key: kwargs[key] for key in _SERVER_OPTIONS if kwargs.get(key) is not None},
             is_whole=self._must_be_whole(sampling_params),
             budget_tok=self._budget_tok(len(prompt_ids), sampling_params),
@@ -210,7 +205,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 found_tok = turn.counts[FOUND] - found_tok
                 recorder.counts.found_tok += found_tok
                 recorder.counts.reprefilled_tok += len(context) - found_tok
-                self._end_at_stop(turn, before_tok, asked.sampling_params)
+                self._end_at_stop(turn, before_tok, asked.params)
 
     def _end_at_stop(self, turn: Turn, seam_tok: int, params: dict[str, Any]) -> None:
         """A stop string that the engine could not see, as it began before the seam, ends the turn."""

@@ -13,7 +13,7 @@ reference is to wait until its worker has parked all that was interrupted there.
 import asyncio
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -57,18 +57,12 @@ class _Parking:
         self._places: list[ObjectRef] | None = None
 
     def place(self, index: int, uid: str) -> ObjectRef:
-        """Where one of the groups is; waits until all of them are parked."""
+        """Where one of the groups is; waits until all of them are parked. Until then a group has this call in place of
+        its reference.
+        """
         if self._places is None:
             self._places = _fetch(self._answer, uid)
         return self._places[index]
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingRef:
-    """What a group has in place of its reference while it is parked."""
-
-    parking: _Parking
-    index: int
 
 
 def park_interrupted(worker: ActorHandle, groups: Sequence[PromptGroup]) -> None:
@@ -77,12 +71,12 @@ def park_interrupted(worker: ActorHandle, groups: Sequence[PromptGroup]) -> None
     if started:
         parking = _Parking(worker.park.remote([group.uid for group in started]))
         for index, group in enumerate(started):
-            group.parked = _PendingRef(parking, index)
+            group.parked = partial(parking.place, index, group.uid)
 
 
 def _place_of(group: PromptGroup) -> Any:
-    if isinstance(group.parked, _PendingRef):
-        group.parked = group.parked.parking.place(group.parked.index, group.uid)
+    if isinstance(group.parked, partial):  # of which it was not known yet
+        group.parked = group.parked()
     return group.parked
 
 
