@@ -6,7 +6,6 @@ is continued from its tokens. A single-turn loop has one turn. An extension may 
 it beside its turns.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
@@ -107,12 +106,6 @@ class Turn:
     def rollout_log_probs(self) -> list[float]:
         """Behaviour log-probs of `raw_response_ids`, concatenated over stages (CoPRIS, arXiv:2511.05589, eq. 6)."""
         return [log_prob for segment in self.segments for log_prob in segment.rollout_log_probs]
-
-    def is_answer(self, prompt_digest: bytes, token_ids: Sequence[int], log_probs: Sequence[float]) -> bool:
-        """Whether these tokens were generated here, with these log-probs, bit by bit: a NaN is the same one, too."""
-        if self.prompt_digest != prompt_digest or self.raw_response_ids != list(token_ids):
-            return False
-        return array("f", self.rollout_log_probs).tobytes() == array("f", log_probs).tobytes()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -131,7 +131,7 @@ class CallRecorder(TrajectoryRecorder):
         turns, order = self.trajectory.turns, dict[int, None]()
         for digest, token_ids, log_probs in answers:
             for number in range(self.next_turn):
-                if number not in order and turns[number].is_answer(digest, token_ids, log_probs):
+                if number not in order and is_answer(turns[number], digest, token_ids, log_probs):
                     order[number] = None
                     break
             else:
@@ -162,6 +162,13 @@ class NoRecord(TrajectoryRecorder):
             name_of(self.call_id),
             "this recorded call calls generate, whose tokens would be in no record: call that in the loop itself",
         )
+
+
+def is_answer(turn: Turn, digest: bytes, token_ids: Sequence[int], log_probs: Sequence[float]) -> bool:
+    """Whether a turn has these tokens with these log-probs, bit by bit: a NaN is the same one, too."""
+    if turn.prompt_digest != digest or turn.raw_response_ids != list(token_ids):
+        return False
+    return array("f", turn.rollout_log_probs).tobytes() == array("f", log_probs).tobytes()
 
 
 def call_digest(context: Iterable[bytes], arguments: bytes) -> str:
