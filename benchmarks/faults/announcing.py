@@ -12,10 +12,10 @@ import ray
 from ray.exceptions import RayError
 from transfer_queue import KVBatchMeta
 
-from recipe.async_dapo.core.outcome import Verdict
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.rollout.manager import RoundRecord
 from recipe.async_dapo.training.checkpoints import RolloutState
+from recipe.async_dapo.training.observer import Observer
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab.rehearsal.training import RehearsedAsyncDAPO
@@ -41,27 +41,31 @@ def announce(moment: Moment, *, waits: bool = False) -> None:
             sender.recv(1)
 
 
+class EndedKeys(Observer):
+    """Notes prompts whose groups have ended, by their keys."""
+
+    def __init__(self) -> None:
+        self.valid: dict[str, str] = {}  # uid -> key, of groups that are not trained
+        self.others: list[str] = []
+
+    def group_ended(self, group: PromptGroup, outcome: GroupOutcome) -> None:
+        if outcome.verdict is Verdict.VALID:
+            self.valid[group.uid] = group.key
+        else:
+            self.others.append(group.key)
+
+
 class NotingReplayBuffer(RoundReplayBuffer):
     """Remembers prompts by their keys, which stay the same whenever they are drawn."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.drawn: list[str] = []
-        self._keys: dict[str, str] = {}
-        self._ended: list[str] = []
-
-    def _note_ended(self, record: RoundRecord) -> None:
-        super()._note_ended(record)
-        for outcome in record.summary.outcomes:
-            key = self.pool.in_round[outcome.prompt_uid].key
-            if outcome.verdict is Verdict.VALID:
-                self._keys[outcome.prompt_uid] = key
-            elif outcome.verdict is not Verdict.SET_ASIDE:
-                self._ended.append(key)
+        self.observers["keys"] = self._ended = EndedKeys()
 
     def restore(self, state: RolloutState) -> None:
         super().restore(state)
-        self._keys |= {one.uid: one.group.key for one in state.pool.carried}
+        self._ended.valid |= {one.uid: one.group.key for one in state.pool.carried}
 
     def take_note(self, step: int, trained_uids: frozenset[str]) -> Note:
         state = self.pool.state()
@@ -71,11 +75,11 @@ class NotingReplayBuffer(RoundReplayBuffer):
             life=int(os.environ[LIFE]),
             step=step,
             drawn=tuple(self.drawn),
-            trained=tuple(self._keys.pop(uid) for uid in trained_uids),
-            ended=tuple(self._ended),
+            trained=tuple(self._ended.valid.pop(uid) for uid in trained_uids),
+            ended=tuple(self._ended.others),
             held=tuple(group.key for group in held + carried),
         )
-        self.drawn, self._ended = [], []
+        self.drawn, self._ended.others = [], []
         return note
 
 
@@ -83,10 +87,8 @@ class Announcing(AsyncDAPOTrainer):
     """Mixed into a trainer."""
 
     replay_buffer: NotingReplayBuffer
+    _buffer_class = NotingReplayBuffer
     _trained: frozenset[str] = frozenset()  # since the last checkpoint
-
-    def _build_replay_buffer(self) -> NotingReplayBuffer:
-        return NotingReplayBuffer(self.options, self._draw)
 
     def _draw(self, count: int) -> list[PromptGroup]:
         groups = super()._draw(count)

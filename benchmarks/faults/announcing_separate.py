@@ -30,9 +30,7 @@ class StruckSeparate(Announcing, SeparateTrainer):
     """On vLLM, with engines on GPUs of their own."""
 
     _engines_class = StruckEngines
-
-    def _build_replay_buffer(self) -> NotingRollingBuffer:
-        return NotingRollingBuffer(self.options, self._draw)
+    _buffer_class = NotingRollingBuffer
 
     def _announce_update(self) -> None:
         """Not in a step whose checkpoint has just stopped the engines."""

@@ -79,11 +79,9 @@ def run(folder: Path, *, steps: int, say: Callable[[str], None]) -> None:
 
 def source_mix(shares: Mapping[str, Fraction], options: AsyncDAPOConfig, *, carries: bool) -> SourceMix:
     """As `SharedSource` makes it."""
-    most = options.most_trainable
     mix = SourceMix(
         options.over_sampling(),
         carries=carries,
-        versions=None if most is None else most // options.target_valid_groups,
         begins_ahead=options.mixes_versions and not options.drains,
     )
     mix.begin(shares)

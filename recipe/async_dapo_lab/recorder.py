@@ -15,7 +15,6 @@ from transfer_queue import KVBatchMeta
 from ..async_dapo import store
 from ..async_dapo.config.extensions import AGENTS
 from ..async_dapo.config.options import AsyncDAPOConfig
-from ..async_dapo.core.trajectory import PromptGroup
 from ..async_dapo.extensions.record.recorder import Recorder
 from ..async_dapo.record import keys
 from ..async_dapo.rollout.manager import RoundRecord
@@ -53,7 +52,7 @@ class LabRecorder(Recorder):
         self._waiting_for_calls: list[tuple[float, int]] = []
         self._record: LabRecord | None = None
 
-    def ended(self, record: RoundRecord, groups: Mapping[str, PromptGroup]) -> None:
+    def ended(self, record: RoundRecord) -> None:
         self._sample(record)
 
     def validation_closed(self, record: RoundRecord) -> None:

@@ -24,8 +24,8 @@ def test_given_a_round_then_places_are_what_the_engines_have_room_for_and_report
     sizing.open({"a": LOAD, "b": LOAD})
     assert sizing.capacity == 2 * int(0.85 * 100_000 / 2_000)
     for k in range(sizing.capacity):
-        sizing.request(f"lease-{k}", None)
-    assert sizing.request("waits", None) == []
+        sizing.leases.request(f"lease-{k}", None)
+    assert sizing.leases.request("waits", None) == []
     sizing.release(Returned(lease_id="lease-0", server_id="a", load=PREEMPTING))
     assert sizing.steered == 1 and sizing.leases.capacity == sizing.capacity < 84
     sizing.close({"a": LOAD, "b": LOAD})
@@ -37,7 +37,7 @@ def test_given_a_round_then_places_are_what_the_engines_have_room_for_and_report
 def test_given_a_fixed_pool_then_what_engines_report_changes_nothing():
     fixed = balance(sizes_itself=False, max_per_server=7)
     fixed.open({"a": LOAD, "b": LOAD})
-    fixed.request("lease", None)
+    fixed.leases.request("lease", None)
     fixed.release(Returned(lease_id="lease", server_id="a", load=PREEMPTING))
     fixed.close({"a": PREEMPTING})
     assert fixed.capacity == 14
@@ -47,7 +47,7 @@ def spread(balance: Balance, groups: int, n: int) -> list[list[str]]:
     """The servers of each group's requests, which come group after group."""
     at = []
     for group in range(groups):
-        grants = [balance.request(f"g{group}-{k}", None, group=f"g{group}") for k in range(n)]
+        grants = [balance.leases.request(f"g{group}-{k}", None, group=f"g{group}") for k in range(n)]
         at.append([one[0].server_id for one in grants])
     return at
 
@@ -79,7 +79,7 @@ def test_given_a_group_larger_than_an_eighth_of_a_server_when_it_comes_then_no_s
 def test_given_a_new_round_when_interrupted_members_come_back_then_they_come_together():
     balance = gathering_balance(True)
     for k in range(4):  # one after the other, on four servers
-        balance.request(f"first-{k}", f"t{k}", group="g")
+        balance.leases.request(f"first-{k}", f"t{k}", group="g")
         balance.release(Returned(lease_id=f"first-{k}"))
         for other in range(9):
             balance.leases.request(f"other-{k}-{other}", f"s{other}")
@@ -87,5 +87,5 @@ def test_given_a_new_round_when_interrupted_members_come_back_then_they_come_tog
         for other in range(9):
             balance.leases.release(f"other-{k}-{other}")
     balance.open({})
-    again = [balance.request(f"again-{k}", f"t{k}", group="g") for k in range(4)]
+    again = [balance.leases.request(f"again-{k}", f"t{k}", group="g") for k in range(4)]
     assert len({grant.server_id for grants in again for grant in grants}) == 1

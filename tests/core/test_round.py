@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from recipe.async_dapo.core.mix import ALL
+from recipe.async_dapo.core.mix import ALL, Quota
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
@@ -34,8 +34,7 @@ def make_round(
         RoundSpec(
             round_id="round",
             stop_rule=name,
-            target_valid_groups=target,
-            carried_valid_groups=carried,
+            parts={ALL: Quota(target_valid_groups=target, carried_valid_groups=carried)},
             drains=name in (StopRuleName.DRAIN, None),
             must_finish=frozenset(must_finish),
             pool_size=pool_size,

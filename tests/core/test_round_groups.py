@@ -33,7 +33,7 @@ def test_a_worker_starts_begun_then_fresh_groups_each_in_order_and_others_homes_
     for number, call in enumerate(calls):
         if isinstance(call, dict):
             [group] = waiting(f"group-{number}", **call)
-            groups.add([group])
+            groups.add(group, ALL)
             line.append(group)
             continue
         worker, states = call

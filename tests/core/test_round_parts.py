@@ -58,12 +58,10 @@ def spec_of(rule: StopRuleName, quotas: dict[str, Quota], pool_size: int | None)
     return RoundSpec(
         round_id="round",
         stop_rule=rule,
-        target_valid_groups=sum(quota.target_valid_groups for quota in quotas.values()),
-        carried_valid_groups=sum(quota.carried_valid_groups for quota in quotas.values()),
         drains=rule is StopRuleName.DRAIN,
         draws_again=rule is StopRuleName.FIFO,
         pool_size=pool_size,
-        quotas=quotas,
+        parts=quotas,
     )
 
 

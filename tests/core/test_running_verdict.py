@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.async_dapo.core.mix import Mix
 from recipe.async_dapo.core.outcome import SAME_METRIC, GroupOutcome, Verdict, is_certain, judge_group
 from recipe.async_dapo.core.over_sampling import LEAST_VALID_SHARE, AvailableGroups, OverSampling, RoundSize
 from recipe.async_dapo.core.staleness import StalenessLimit
@@ -25,9 +26,13 @@ def auto(target: int = 64, **options) -> OverSampling:
     return OverSampling(target_valid_groups=target, batch_size=None, **options)
 
 
+def held_of(over_sampling: OverSampling) -> int:
+    return Mix(over_sampling).groups_to_hold
+
+
 def test_given_nothing_is_known_then_twice_the_batch_is_held_and_less_where_tokens_would_be_lost():
-    assert auto().groups_to_hold == 128
-    assert auto(keeps_tokens=False).groups_to_hold == 77
+    assert held_of(auto()) == 128
+    assert held_of(auto(keeps_tokens=False)) == 77
 
 
 @given(
@@ -59,7 +64,7 @@ def test_given_any_history_then_what_is_drawn_brings_the_expected_groups_to_the_
 def test_given_half_of_the_groups_valid_then_twice_as_many_are_held_and_certain_ones_count_whole():
     over_sampling = auto()
     over_sampling.observe(0.0, valid=64, judged=128)
-    assert over_sampling.groups_to_hold == 256
+    assert held_of(over_sampling) == 256
     assert over_sampling.missing(AvailableGroups(certain=64, open=0)) == 128
     assert over_sampling.missing(AvailableGroups(certain=0, open=64)) == 192
 
@@ -129,20 +134,20 @@ def test_a_token_is_too_stale_exactly_when_its_staleness_passes_the_limit(max_st
 @given(target=st.integers(1, 64), batch_size=st.integers(1, 200))
 def test_without_a_cap_the_target_is_held_in_whole_draws_whatever_is_observed(target: int, batch_size: int) -> None:
     over_sampling = OverSampling(target_valid_groups=target, batch_size=batch_size)
-    held = over_sampling.groups_to_hold
+    held = held_of(over_sampling)
     assert held % batch_size == 0 and target <= held < target + batch_size
     over_sampling.observe(1.0, valid=1, judged=4)
-    assert over_sampling.groups_to_hold == held
+    assert held_of(over_sampling) == held
     assert over_sampling.valid_share == 0.25, "seen all the same"
 
 
 @given(target=st.integers(1, 64), batch_size=st.integers(1, 200), cap=st.floats(0, 1), shares=st.lists(st.floats(0, 1)))
 def test_with_a_cap_the_target_stays_between_the_batch_and_the_configured_value(target, batch_size, cap, shares):
     over_sampling = OverSampling(target_valid_groups=target, batch_size=batch_size, max_partial_share=cap)
-    most = before = over_sampling.groups_to_hold
+    most = before = held_of(over_sampling)
     for share in shares:
         over_sampling.observe(share)
-        now = over_sampling.groups_to_hold
+        now = held_of(over_sampling)
         assert target <= now <= most
         assert now <= before if share > cap else now >= before
         before = now
@@ -152,7 +157,7 @@ def test_given_the_cap_passed_again_and_again_then_over_sampling_ends_and_it_rec
     over_sampling = OverSampling(target_valid_groups=8, batch_size=16, max_partial_share=0.3)
     for _ in range(10):
         over_sampling.observe(0.5)
-    assert over_sampling.groups_to_hold == 8
+    assert held_of(over_sampling) == 8
     for _ in range(10):
         over_sampling.observe(0.1)
-    assert over_sampling.groups_to_hold == 16
+    assert held_of(over_sampling) == 16

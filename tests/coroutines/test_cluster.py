@@ -111,7 +111,7 @@ def test_given_a_checkpoint_with_interrupted_groups_when_the_strategy_interrupts
     """No group that begins under one policy goes on under another."""
     partial = options(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED)
     cluster = start(partial, task=random_task(0))
-    while not (interrupted := cluster.buffer.pool.buffered) or cluster.buffer.pool.num_carried:
+    while not (interrupted := cluster.buffer.pool.buffered) or cluster.buffer.pool.carried:
         cluster.step()
     cluster.options = replace(partial, rollout_strategy=strategy)
     cluster = resumed(start, cluster)

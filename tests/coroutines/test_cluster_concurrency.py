@@ -23,11 +23,11 @@ def test_given_engines_with_little_room_then_no_more_is_in_flight_than_they_have
     cluster = start(options(**AUTO), task=Task(length_of=lambda prompt_ids: 40))
     small_engines(cluster, capacity=5)
     cluster.step()
-    figures = cluster.records[-1].balancer.concurrency
+    said = cluster.records[-1].balancer
     assert cluster.specs[-1].pool_size == 10
     assert max(server.max_running for server in cluster.servers) <= 5
-    assert figures["context_tok"] == 1, "what these engines report of each request"
-    assert figures["capacity"] == 2 * 256, "the sequences of an engine"
+    assert said.concurrency_state.context_tok == 1, "what these engines report of each request"
+    assert said.capacity == 2 * 256, "the sequences of an engine"
 
 
 @pytest.mark.slow
@@ -44,10 +44,10 @@ def test_given_a_limit_on_staleness_then_the_pool_follows_the_lengths_that_were_
 def test_given_a_checkpoint_then_the_next_run_begins_with_what_was_learned(start) -> None:
     cluster = start(options(**AUTO))
     cluster.steps(2)
-    learned = cluster.records[-1].balancer.concurrency
+    capacity = cluster.records[-1].balancer.capacity
     again = resumed(start, cluster)
     again.buffer.open_round(again.step_number + 1)
-    assert again.manager.capacity == learned["capacity"]
+    assert again.manager.capacity == capacity
     again.buffer.sample(again.step_number + 1, "train", 8)
 
 
@@ -65,7 +65,8 @@ def test_given_a_validation_of_long_answers_then_the_next_round_learns_what_it_w
             factor = 1
         cluster.step()
         said = cluster.records[-1].balancer
-        return said.loads, said.concurrency, said.concurrency_reason, cluster.balancer._table.peaks
+        learned = said.concurrency_state, said.concurrency_reason, said.capacity, said.steered
+        return said.loads, learned, cluster.balancer._table.peaks
 
     assert learned(validates=True) == learned(validates=False)
 
@@ -81,4 +82,4 @@ def test_given_groups_that_the_stop_interrupts_then_those_that_are_certain_count
     ended = {group.uid: sum(one.is_finished for one in group.trajectories) for group in pool.buffered}
     certain = {group.uid for group in pool.buffered if group.is_certain}
     assert certain == {uid for uid, count in ended.items() if count >= 2} and 0 < len(certain) < len(ended)
-    assert pool.available[ALL].certain == pool.num_carried + len(certain)
+    assert pool.available[ALL].certain == len(pool.carried) + len(certain)

@@ -160,7 +160,7 @@ def test_given_a_cap_on_old_tokens_when_groups_are_filtered_then_no_more_are_dra
     source = cluster.buffer.source
     draw, source.draw = source.draw, lambda count, *of: drawn.append(count) or draw(count, *of)
     for _ in range(3):
-        cluster.buffer._over_sampling.observe(0.5)  # 12 groups, then 10, 9, 8
+        cluster.buffer.mix.over_sampling.observe(0.5)  # 12 groups, then 10, 9, 8
     with pytest.raises(ConfigError, match="max_num_gen_batches=2"):
         cluster.step()
     assert drawn == [8] + [1] * 12

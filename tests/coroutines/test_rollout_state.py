@@ -15,8 +15,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from recipe.async_dapo.core.concurrency import ConcurrencyState
 from recipe.async_dapo.core.ledger import Ledger
+from recipe.async_dapo.core.outcome import CarriedGroup
 from recipe.async_dapo.core.over_sampling import LengthsEnded, OverSamplingState
-from recipe.async_dapo.core.pool import CarriedGroup, PoolState
+from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.routes import Routes
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from recipe.async_dapo.record.checkpoint_folder import FORMAT, DamagedCheckpoint

@@ -31,8 +31,8 @@ from recipe.async_dapo.config.options import AsyncDAPOConfig
 from recipe.async_dapo.config.values import ConfigError, Placement
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.mix import ALL
-from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.pool import CarriedGroup, PoolState
+from recipe.async_dapo.core.outcome import CarriedGroup, GroupOutcome, Verdict
+from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, absent_ranks, read_complete
 from recipe.async_dapo.record.trained_model import TrainedModel
@@ -72,13 +72,13 @@ def test_given_a_checkpoint_when_loaded_then_the_run_goes_on_where_it_was(run, c
     resumed = buffer(run)
     resumed.restore(from_frames(checkpoint))
     assert resumed.pool.available[ALL].expected_valid(1.0) == 1
-    assert resumed._over_sampling.groups_to_hold == 8 + 24 // 2
+    assert resumed.mix.groups_to_hold == 8 + 24 // 2
 
 
 def test_given_fewer_groups_to_hold_or_to_remember_when_loaded_then_the_options_of_this_run_hold(run, checkpoint):
     resumed = buffer(run, "async_dapo.over_sampling_batch_size=10")
     resumed.restore(from_frames(checkpoint))
-    assert resumed._over_sampling.groups_to_hold == 10
+    assert resumed.mix.groups_to_hold == 10
 
 
 def test_given_groups_of_another_size_when_loaded_then_the_option_is_named(run, checkpoint):

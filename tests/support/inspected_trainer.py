@@ -98,7 +98,7 @@ class InspectedTrainer(AsyncDAPOTrainer):
             "leases_out": status["total_inflight"],
             "queued": status["queued"],
             "buffered": self._describe_buffer(),
-            "carried": self.replay_buffer.pool.num_carried,
+            "carried": len(self.replay_buffer.pool.carried),
             "probes": self._probe_unfinished(),
         }
 

@@ -108,13 +108,11 @@ class Run:
         self.check_dispatch(groups, retired_uids, must_finish, fresh, again_before)
         retired_tok = tok - self.tokens_held() - sum(group.generated_tok for group in groups)
         self.ended.update(retired_uids)
-        carried = self.pool.carried_uids
         opened = Round(
             RoundSpec(
                 round_id=f"step-{self.step}",
                 stop_rule=self.stop_rule,
-                target_valid_groups=self.target,
-                carried_valid_groups=len(carried),
+                parts=self.pool.mix.quotas(self.pool.carried),
                 drains=self.stop_rule is StopRuleName.DRAIN,
                 draws_again=self.draws_again,
                 must_finish=must_finish,
@@ -236,7 +234,7 @@ class Run:
         }
         redrawn = [outcome.prompt_uid for outcome in summary.ended(Verdict.REDRAWN)]
         if self.draws_again:
-            assert not self.pool.num_carried, "a group was kept for being short"
+            assert not self.pool.carried, "a group was kept for being short"
         requeued = [uid for uid in summary.start_order if uid in given_back and uid not in self.kept]
         buffered_again = {group.uid for group in self.pool.buffered} - self.kept.keys()  # resumed, then not started
         self.kept |= {g.uid: (g.age, g.generated_tok) for g in self.pool.buffered if g.uid in buffered_again}

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig
 
 from ..core.over_sampling import OverSampling, RoundSize
+from ..core.pool import PromptPool
 from ..core.round import RoundSpec
 from ..core.staleness import StalenessLimit
 from ..core.stop_rules import StopRuleName
@@ -187,11 +188,8 @@ class AsyncDAPOConfig:
         return self.keeps_tokens and not self.is_consistent
 
     @property
-    def most_trainable(self) -> int | None:
-        """Valid groups that a step and those that may still train on its tokens take; None = any number."""
-        if self.max_staleness is None or not self.keeps_tokens:
-            return None  # without a limit, or nothing that a later step could find too old
-        return (1 + self.max_staleness) * self.target_valid_groups
+    def staleness(self) -> StalenessLimit:
+        return StalenessLimit(max_staleness=self.max_staleness)
 
     @property
     def draws_again(self) -> bool:
@@ -227,6 +225,8 @@ class AsyncDAPOConfig:
             batch_size=batch_size if isinstance(batch_size, int) else None,
             keeps_tokens=self.keeps_tokens,
             max_partial_share=self.max_partial_share,
+            # Without old tokens there is nothing that a later step could find too old.
+            versions=None if self.max_staleness is None or not self.keeps_tokens else 1 + self.max_staleness,
         )
 
     def round_size(self) -> RoundSize:
@@ -234,29 +234,25 @@ class AsyncDAPOConfig:
         return RoundSize(
             trajectories_per_batch=self.target_valid_groups * self.rollout_n,
             longest_tok=self.max_response_length,
-            staleness=StalenessLimit(max_staleness=self.max_staleness),
+            staleness=self.staleness,
             named=self.fixed_pool_size,
             sizes_itself=self.rollout_pool_size is Auto.AUTO,
         )
 
-    def round_spec(
-        self, kind: type[S], *, capacity: int, over_sampling: OverSampling, round_size: RoundSize, **of_round: Any
-    ) -> S:
+    def round_spec(self, kind: type[S], *, capacity: int, pool: PromptPool, round_size: RoundSize, **more: Any) -> S:
         """A training round.
 
         Args:
             capacity: requests that the engines may have in flight.
-            of_round: fields of the round that depend neither on options nor on what was learned.
+            pool: has what is carried into the round, and the mix of its batch.
+            more: further fields of the round.
         """
         return kind(
             stop_rule=self.stop_rule,
-            target_valid_groups=self.target_valid_groups,
+            parts=pool.mix.quotas(pool.carried),
             drains=self.drains,
             draws_again=self.draws_again,
             pool_size=round_size.pool_size(capacity),
-            most_unfinished=round_size.most_unfinished(over_sampling.valid_share),
-            most_trainable=self.most_trainable,
-            valid_share=over_sampling.valid_share,
-            expected_share=over_sampling.expected_share,
-            **of_round,
+            most_unfinished=round_size.most_unfinished(pool.mix.over_sampling.valid_share),
+            **more,
         )

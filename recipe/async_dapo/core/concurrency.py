@@ -11,7 +11,7 @@ Pure state machine behind the load balancer; fed with what engines say of themse
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .summed import Summed
@@ -46,9 +46,9 @@ class EngineLoad(Summed):
 class ConcurrencyState:
     """What was learned, as a checkpoint keeps it."""
 
-    context_tok: float
-    is_measured: bool
-    share: float
+    context_tok: float  # of a request
+    is_measured: bool  # else that is a guess
+    share: float  # of the KV room that is filled [0-1]
 
 
 @dataclass(slots=True)
@@ -66,15 +66,17 @@ class ConcurrencyController:
     Args:
         first_context_tok: expected for a request before anything has been measured [tokens, >= 1].
         most_per_server: whatever its engine has room for [requests, >= 1].
+
+    Attributes:
+        learned: from all rounds so far.
+        reason: of the last decision, in words.
     """
 
     def __init__(self, *, first_context_tok: int, most_per_server: int) -> None:
-        self._context_tok = float(first_context_tok)
-        self._is_measured = False
-        self._share = FIRST_SHARE
+        self.learned = ConcurrencyState(context_tok=float(first_context_tok), is_measured=False, share=FIRST_SHARE)
+        self.reason = "first guess"
         self._most = most_per_server
         self._servers: dict[str, _Server] = {}
-        self._reason = "first guess"
 
     @property
     def total(self) -> int:
@@ -87,7 +89,7 @@ class ConcurrencyController:
 
     def capacity_of(self, server_id: str) -> int:
         server = self._servers[server_id]
-        by_room = self._share * server.kv_room_tok / self._context_tok
+        by_room = self.learned.share * server.kv_room_tok / self.learned.context_tok
         capacity = max(1, min(self._most, int(min(server.max_num_seqs, by_room))))
         return capacity if server.braked_to is None else min(capacity, server.braked_to)
 
@@ -114,7 +116,7 @@ class ConcurrencyController:
             return False  # it has not yet come down to its capacity
         seen = server.seen or EngineLoad(kv_room_tok=0, max_num_seqs=0)
         preemptions = load.preemptions - seen.preemptions - BURST * inflight
-        if self._context_tok * preemptions > TOO_MANY * (load.generated_tok - seen.generated_tok):
+        if self.learned.context_tok * preemptions > TOO_MANY * (load.generated_tok - seen.generated_tok):
             server.braked_to, server.seen, server.calm_releases = max(1, int(CUT * inflight)), load, 0
             return True
         if server.braked_to is None:
@@ -137,45 +139,32 @@ class ConcurrencyController:
             return
         inflight = sum(inflight_max[key] for key in used)
         self._measure_context(used)
-        recomputed = self._context_tok * sum(load.preemptions for load in used.values())
+        recomputed = self.learned.context_tok * sum(load.preemptions for load in used.values())
         generated = sum(load.generated_tok for load in used.values())
+        share = self.learned.share
         if recomputed > TOO_MANY * generated:
-            self._share = max(LEAST_SHARE, CUT * self._share)
-            self._reason = "preempted: less of the room"
+            share, self.reason = max(LEAST_SHARE, CUT * share), "preempted: less of the room"
         elif recomputed > HARDLY_ANY * generated:
-            self._reason = "as full as it should be"
+            self.reason = "as full as it should be"
         elif inflight < 0.9 * self.total:
-            self._reason = "capacity to spare"
+            self.reason = "capacity to spare"
         else:
-            self._share = min(MOST_SHARE, self._share + GROWTH)
-            self._reason = "full, none preempted: more of the room"
+            share, self.reason = min(MOST_SHARE, share + GROWTH), "full, none preempted: more of the room"
+        self.learned = replace(self.learned, share=share)
         for server in self._servers.values():
             server.braked_to, server.seen = None, None
 
-    def figures(self) -> dict[str, float]:
-        """For metrics and the log."""
-        return {"kv_share": self._share, "context_tok": self._context_tok}
-
-    @property
-    def reason(self) -> str:
-        """Of the last decision."""
-        return self._reason
-
-    def state(self) -> ConcurrencyState:
-        return ConcurrencyState(context_tok=self._context_tok, is_measured=self._is_measured, share=self._share)
-
-    def restore(self, state: ConcurrencyState) -> None:
-        self._context_tok, self._is_measured = state.context_tok, state.is_measured
-        self._share, self._reason = state.share, "as in the checkpoint"
+    def restore(self, learned: ConcurrencyState) -> None:
+        self.learned, self.reason = learned, "as in the checkpoint"
 
     def _measure_context(self, loads: Mapping[str, EngineLoad]) -> None:
         """Up at once, down by halves: too small a context preempts, too large a one leaves some room empty."""
         context_tok = _mean_context_tok(loads)
         if context_tok is None:
             return
-        is_less = self._is_measured and context_tok < self._context_tok
-        self._context_tok = (self._context_tok + context_tok) / 2 if is_less else context_tok
-        self._is_measured = True
+        if self.learned.is_measured and context_tok < self.learned.context_tok:
+            context_tok = (self.learned.context_tok + context_tok) / 2
+        self.learned = replace(self.learned, context_tok=context_tok, is_measured=True)
 
 
 def _mean_context_tok(loads: Mapping[str, EngineLoad]) -> float | None:

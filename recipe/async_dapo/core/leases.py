@@ -167,12 +167,6 @@ class Returned:
     load: EngineLoad | None = None  # what the server said with its answer
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    sticky_key: str | None
-    group: str | None
-
-
 class LeaseTable:
     """At most `max_inflight_per_server` leases on a server, or what `set_capacities` says; at most `pool_size` in all.
 
@@ -182,19 +176,28 @@ class LeaseTable:
     Args:
         max_inflight_per_server: requests in flight on a server [count, >= 1].
         pool_size: those on all servers together [count, >= 1]; None = no limit but the servers' own.
+        gathers_groups: whether a group's requests go to one server, where its load allows.
         remembered: how many overtaken releases and sticky keys are kept [count].
     """
 
-    def __init__(self, *, max_inflight_per_server: int, pool_size: int | None = None, remembered: int = 65_536) -> None:
+    def __init__(
+        self,
+        *,
+        max_inflight_per_server: int,
+        pool_size: int | None = None,
+        gathers_groups: bool = False,
+        remembered: int = 65_536,
+    ) -> None:
         self._max_per_server = max_inflight_per_server
         self._pool_size = pool_size
+        self._gathers_groups = gathers_groups
         self._by_load = ServersByLoad()
         self._held: dict[str, str] = {}  # lease_id -> server_id
-        self._queued: OrderedDict[str, _Request] = OrderedDict()
+        self._queued: OrderedDict[str, tuple[str | None, str | None]] = OrderedDict()  # sticky key and group
         self._overtaken = RecentDict[str, None](remembered)
-        self._sticky = RecentDict[str, str](remembered)
-        self._pinned: dict[str, str] = {}  # sticky key -> server, for its next request
-        self._group_last = RecentDict[str, str](remembered)  # group -> server
+        self._sticky = RecentDict[str | None, str](remembered)  # key -> server
+        self._pinned: dict[str | None, str] = {}  # sticky key -> server, for its next request
+        self._group_last = RecentDict[str | None, str](remembered)  # group -> server
 
     @property
     def capacity(self) -> int:
@@ -277,13 +280,13 @@ class LeaseTable:
 
         Args:
             sticky_key: prefers the server that the key used last, while that is not too full.
-            group: prefers the server that the group used last, while that is not too full.
+            group: whose answer is generated; prefers the server that it used last, if groups are gathered.
         """
         assert lease_id not in self._held and lease_id not in self._queued, f"lease {lease_id} requested twice"
         if lease_id in self._overtaken:
             del self._overtaken[lease_id]
             return []
-        self._queued[lease_id] = _Request(sticky_key, group)
+        self._queued[lease_id] = sticky_key, group
         return self._grant_queued()
 
     def release(self, lease_id: str) -> list[Grant]:
@@ -314,21 +317,19 @@ class LeaseTable:
     def _grant_queued(self) -> list[Grant]:
         grants = []
         while self._queued and (self._pool_size is None or len(self._held) < self._pool_size):
-            lease_id, request = next(iter(self._queued.items()))
-            last_id = None if request.sticky_key is None else self._sticky.get(request.sticky_key)
-            group_last_id = None if request.group is None else self._group_last.get(request.group)
-            pinned_id = None if request.sticky_key is None else self._pinned.get(request.sticky_key)
-            server_id = self._by_load.choose(last_id, group_last_id, pinned_id)
+            lease_id, (key, group) = next(iter(self._queued.items()))
+            last_id, group_last_id = self._sticky.get(key), self._group_last.get(group)
+            server_id = self._by_load.choose(last_id, group_last_id, self._pinned.get(key))
             if server_id is None:
                 break
             del self._queued[lease_id]
             self._by_load.occupy(server_id, lease_id)
             self._held[lease_id] = server_id
-            if request.sticky_key is not None:
-                self._sticky[request.sticky_key] = server_id
-                self._pinned.pop(request.sticky_key, None)
-            if request.group is not None:
-                self._group_last[request.group] = server_id
+            if key is not None:
+                self._sticky[key] = server_id
+                self._pinned.pop(key, None)
+            if group is not None and self._gathers_groups:
+                self._group_last[group] = server_id
             grants.append(Grant(lease_id=lease_id, server_id=server_id))
         return grants
 
@@ -356,7 +357,9 @@ class Balance:
         gathers_groups: bool = False,
         keeps_kv: bool = False,
     ) -> None:
-        self.leases = LeaseTable(max_inflight_per_server=max_per_server, pool_size=pool_size)
+        self.leases = LeaseTable(
+            max_inflight_per_server=max_per_server, pool_size=pool_size, gathers_groups=gathers_groups
+        )
         self.controller = ConcurrencyController(first_context_tok=first_context_tok, most_per_server=max_per_server)
         self._sizes_itself = sizes_itself
         self._gathers_groups = gathers_groups
@@ -396,14 +399,6 @@ class Balance:
         self._is_open = False
         self.controller.end_round(loads, self.leases.peaks)
 
-    def request(self, lease_id: str, sticky_key: str | None, *, group: str | None = None) -> list[Grant]:
-        """Ask for a server; see `LeaseTable.request`.
-
-        Args:
-            group: whose answer is generated.
-        """
-        return self.leases.request(lease_id, sticky_key, group=group if self._gathers_groups else None)
-
     def release(self, returned: Returned) -> list[Grant]:
         """Give a lease back, and learn from what came with it."""
         grants: list[Grant] = []
@@ -416,9 +411,6 @@ class Balance:
             return []
         self.steered += 1
         return self.leases.set_capacities({server_id: self.controller.capacity_of(server_id)})
-
-    def figures(self) -> dict[str, float]:
-        return self.controller.figures() | {"capacity": self.capacity, "steered": self.steered}
 
     def _apply(self) -> list[Grant]:
         if not self._sizes_itself:

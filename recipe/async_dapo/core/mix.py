@@ -8,14 +8,13 @@ for a whole round.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from .outcome import JUDGED, GroupOutcome, Verdict
+from .outcome import JUDGED, CarriedGroup, GroupOutcome, Verdict
 from .over_sampling import AvailableGroups, OverSampling
 from .stop_rules import StopRule
 from .trajectory import PromptGroup
 
-ALL = ""  # the part of a round without quotas: every group is of it
+ALL = ""  # the one part of a round without quotas: every group is of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,25 +23,38 @@ class Quota:
 
     target_valid_groups: int  # B of the part [groups]
     carried_valid_groups: int  # left over from earlier rounds [groups]
-    # (1 + max_staleness) * B: as many valid groups as can be trained before tokens sampled now are too stale; None = no
-    # limit on staleness.
+    # As many valid groups as can be trained before tokens sampled now are too stale; None = no limit on staleness.
     most_trainable: int | None = None
     valid_share: float = 1.0  # of the groups whose verdict is open, expected [0-1]
     expected_share: float = 1.0  # what one of these counts when prompts are asked for [0-1]
     begins_ahead: bool = True  # groups start while it is filled and other parts are not
 
+    @classmethod
+    def of(
+        cls, over_sampling: OverSampling, *, carried: int, most_trainable: int | None, begins_ahead: bool = True
+    ) -> "Quota":
+        """Of a part with over-sampling of its own."""
+        return cls(
+            target_valid_groups=over_sampling.target_valid_groups,
+            carried_valid_groups=carried,
+            most_trainable=most_trainable,
+            valid_share=over_sampling.valid_share,
+            expected_share=over_sampling.expected_share,
+            begins_ahead=begins_ahead,
+        )
+
 
 class RoundPart:
     """A part of the open round: its rule, and how many groups are valid."""
 
-    def __init__(self, quota: Quota, rule: StopRule | None) -> None:
+    def __init__(self, quota: Quota, rule: StopRule) -> None:
         self.quota = quota
         self.rule = rule
         self.valid = quota.carried_valid_groups
 
     @property
     def is_filled(self) -> bool:
-        return self.rule is not None and self.rule.is_met
+        return self.rule.is_met
 
     def available(self, *, unfinished: int, certain: int) -> AvailableGroups:
         """
@@ -66,16 +78,6 @@ class RoundPart:
         return begun.expected_valid(self.quota.valid_share) >= self.quota.target_valid_groups
 
 
-class Carried(Protocol):
-    """A valid group that has not been trained."""
-
-    @property
-    def uid(self) -> str: ...
-
-    @property
-    def group(self) -> PromptGroup: ...
-
-
 class Mix:
     """Batches of any valid groups.
 
@@ -89,17 +91,20 @@ class Mix:
     def part_of(self, group: PromptGroup) -> str:
         return ALL
 
-    def quotas(self, carried: Sequence[Carried]) -> Mapping[str, Quota] | None:
-        """Of the step's round; None = there is one part.
+    def quotas(self, carried: Sequence[CarriedGroup]) -> Mapping[str, Quota]:
+        """What the step's round needs of each part.
 
         Args:
             carried: valid groups of earlier rounds.
         """
-        return None
+        own = self.over_sampling
+        most = None if own.versions is None else own.versions * own.target_valid_groups
+        return {ALL: Quota.of(own, carried=len(carried), most_trainable=most)}
 
     def missing(self, available: Mapping[str, AvailableGroups]) -> dict[str, int]:
         """Groups to draw of each part before a round opens, where there are any."""
-        return _some({ALL: self.over_sampling.missing(available.get(ALL, AvailableGroups(certain=0, open=0)))})
+        count = self.over_sampling.missing(available.get(ALL, AvailableGroups(certain=0, open=0)))
+        return {ALL: count} if count else {}
 
     @property
     def groups_to_hold(self) -> int:
@@ -114,7 +119,7 @@ class Mix:
         """Groups of a part that count as one batch of prompts."""
         return self.over_sampling.batch_unit
 
-    def take(self, carried: Sequence[Carried]) -> list[str]:
+    def take(self, carried: Sequence[CarriedGroup]) -> list[str]:
         """The uids of the groups to train, of those that are valid. The next step's batch follows."""
         return [one.uid for one in carried[: self.over_sampling.target_valid_groups]]
 
@@ -128,7 +133,3 @@ class Mix:
         judged = [outcome for outcome in outcomes if outcome.verdict in JUDGED]
         valid = sum(outcome.verdict is Verdict.VALID for outcome in judged)
         self.over_sampling.observe(partial_share, valid=valid, judged=len(judged))
-
-
-def _some(counts: Mapping[str, int]) -> dict[str, int]:
-    return {part: count for part, count in counts.items() if count}

@@ -1,4 +1,4 @@
-"""How prompt groups end: their verdicts, and a worker's report to the coordinator.
+"""How prompt groups end: their verdicts, a worker's report to the coordinator, and what is kept of valid ones.
 
 A group whose trajectories all score the same has no gradient: DAPO's dynamic sampling (arXiv:2503.14476, eq. 11).
 """
@@ -101,6 +101,32 @@ class GroupOutcome:
             metrics=tuple(metrics),
             source=group.source,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedGroup:
+    """A valid group that has not been trained on; its trajectories are in the store, the prompt is kept for a retry."""
+
+    group: PromptGroup  # without tokens
+    oldest_version: int
+    newest_version: int
+    generated_tok: int
+
+    @classmethod
+    def of(cls, group: PromptGroup, outcome: GroupOutcome) -> "CarriedGroup":
+        """A group that has ended valid; it is emptied."""
+        assert outcome.oldest_version is not None and outcome.newest_version is not None, "a valid group has tokens"
+        group.restart()
+        return cls(
+            group=group,
+            oldest_version=outcome.oldest_version,
+            newest_version=outcome.newest_version,
+            generated_tok=sum(outcome.response_lens_tok),
+        )
+
+    @property
+    def uid(self) -> str:
+        return self.group.uid
 
 
 class KnownPlaces:

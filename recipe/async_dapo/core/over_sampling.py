@@ -59,12 +59,14 @@ class OverSampling:
             over-sampling. Smaller: rounds are filled at that granularity until B can be reached. None = predicted.
         keeps_tokens: whether interrupted groups keep what they have generated.
         max_partial_share: share of a batch's tokens that may come from older versions [0-1]; None = no cap.
+        versions: steps that may train on a token, as many policy versions as it may be of; None = no limit.
     """
 
     target_valid_groups: int
     batch_size: int | None
     keeps_tokens: bool = True
     max_partial_share: float | None = None
+    versions: int | None = None
     _surplus: int = 0  # groups beyond B, valid ones where they are predicted
     _valid: float = 0.0  # groups judged valid, of recent steps
     _judged: float = 0.0
@@ -81,11 +83,6 @@ class OverSampling:
     def expected_share(self) -> float:
         """The share of the open groups that counts towards the groups to hold [0-1]: 1 where these are named."""
         return self.valid_share if self.batch_size is None else 1.0
-
-    @property
-    def groups_to_hold(self) -> int:
-        """At the start of a round, if none is certain."""
-        return self.missing(AvailableGroups(certain=0, open=0))
 
     @property
     def valid_to_hold(self) -> int:
@@ -183,13 +180,12 @@ class RoundSize:
     staleness: StalenessLimit
     named: int | None = None
     sizes_itself: bool = True
-    _ended: float = 0.0  # trajectories of recent rounds
-    _ended_tok: float = 0.0
+    ended: LengthsEnded = LengthsEnded()
 
     @property
     def mean_len_tok(self) -> float:
         """Of the responses that ended lately; half the limit before any has [tokens]."""
-        return self._ended_tok / self._ended if self._ended else self.longest_tok / 2
+        return self.ended.tok / self.ended.count if self.ended.count else self.longest_tok / 2
 
     def staleness_bound(self, valid_share: float) -> int | None:
         """Most trajectories in flight that the limit on staleness allows; None = no limit.
@@ -220,11 +216,5 @@ class RoundSize:
     def observe(self, outcomes: Iterable[GroupOutcome]) -> None:
         """Take in the groups that ended in a round."""
         lens_tok = [length for outcome in outcomes if outcome.verdict in JUDGED for length in outcome.response_lens_tok]
-        self._ended = REMEMBERED * self._ended + len(lens_tok)
-        self._ended_tok = REMEMBERED * self._ended_tok + sum(lens_tok)
-
-    def state(self) -> LengthsEnded:
-        return LengthsEnded(count=self._ended, tok=self._ended_tok)
-
-    def restore(self, state: LengthsEnded) -> None:
-        self._ended, self._ended_tok = state.count, state.tok
+        count, tok = REMEMBERED * self.ended.count + len(lens_tok), REMEMBERED * self.ended.tok + sum(lens_tok)
+        self.ended = LengthsEnded(count=count, tok=tok)

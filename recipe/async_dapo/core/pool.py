@@ -17,38 +17,12 @@ from dataclasses import dataclass, replace
 
 from .ledger import Ledger
 from .mix import Mix
-from .outcome import GroupOutcome, Verdict
+from .outcome import CarriedGroup, GroupOutcome, Verdict
 from .over_sampling import AvailableGroups
 from .round import RoundSummary
 from .staleness import StalenessLimit
 from .stop_rules import StopRuleName, trains_as_started
 from .trajectory import PromptGroup
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedGroup:
-    """A valid group that has not been trained on; its trajectories are in the store, the prompt is kept for a retry."""
-
-    group: PromptGroup  # without tokens
-    oldest_version: int
-    newest_version: int
-    generated_tok: int
-
-    @classmethod
-    def of(cls, group: PromptGroup, outcome: GroupOutcome) -> "CarriedGroup":
-        """A group that has ended valid; it is emptied."""
-        assert outcome.oldest_version is not None and outcome.newest_version is not None, "a valid group has tokens"
-        group.restart()
-        return cls(
-            group=group,
-            oldest_version=outcome.oldest_version,
-            newest_version=outcome.newest_version,
-            generated_tok=sum(outcome.response_lens_tok),
-        )
-
-    @property
-    def uid(self) -> str:
-        return self.group.uid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +100,7 @@ class PromptPool:
         watches: Collection[PoolWatch] = (),
     ) -> None:
         self._watches = watches
-        self._mix = mix
-        self._target = mix.over_sampling.target_valid_groups
+        self.mix = mix
         self._keeps_tokens = keeps_tokens
         self._stop_rule = stop_rule
         self._staleness = staleness
@@ -147,10 +120,6 @@ class PromptPool:
         return tuple(self._carried)
 
     @property
-    def num_carried(self) -> int:
-        return len(self._carried)
-
-    @property
     def carried_uids(self) -> tuple[str, ...]:
         return tuple(carried.uid for carried in self._carried)
 
@@ -161,18 +130,13 @@ class PromptPool:
         return [*self._waiting, *self._buffered, *self._in_round.values(), *carried]
 
     @property
-    def group_sizes(self) -> set[int]:
-        """Trajectories of a group, over all groups that are held [count]."""
-        return {len(group.trajectories) for group in self.held}
-
-    @property
     def buffered(self) -> Sequence[PromptGroup]:
         return tuple(self._buffered)
 
     @property
     def available(self) -> Mapping[str, AvailableGroups]:
         """Groups that can still be trained on, by their part of the mix."""
-        part_of, unfinished = self._mix.part_of, [*self._waiting, *self._buffered, *self._in_round.values()]
+        part_of, unfinished = self.mix.part_of, [*self._waiting, *self._buffered, *self._in_round.values()]
         certain = Counter(part_of(carried.group) for carried in self._carried)
         certain.update(part_of(group) for group in unfinished if group.is_certain)
         still_open = Counter(part_of(group) for group in unfinished if not group.is_certain)
@@ -180,7 +144,7 @@ class PromptPool:
 
     def missing_for_round(self) -> dict[str, int]:
         """How many to draw of each part before a round opens [groups]."""
-        return self._mix.missing(self.available)
+        return self.mix.missing(self.available)
 
     def add_drawn(self, groups: Sequence[PromptGroup], *, held_back: int = 0) -> None:
         """Take in new prompts.
@@ -192,11 +156,6 @@ class PromptPool:
         for watch in self._watches:
             watch.drawn(groups)
         self._waiting.extend(groups)
-
-    @property
-    def in_round(self) -> Mapping[str, PromptGroup]:
-        """The groups of the round, by their uids."""
-        return self._in_round
 
     def dispatch(self) -> list[PromptGroup]:
         """All available groups in order of start: resumed ones first, oldest and then longest, then waiting ones."""
@@ -223,9 +182,10 @@ class PromptPool:
             The record with what became of the groups.
         """
         summary = self.take_back(summary, unfinished)
-        assert len(self._carried) >= self._target, "settled a round that has not reached its target"
-        trained = self._train(self._mix.take(self._carried))
-        assert len(trained) == self._target, "a mix has taken another number of groups than a batch has"
+        target = self.mix.over_sampling.target_valid_groups
+        assert len(self._carried) >= target, "settled a round that has not reached its target"
+        trained = self._train(self.mix.take(self._carried))
+        assert len(trained) == target, "a mix has taken another number of groups than a batch has"
         return replace(summary, trained_uids=trained)
 
     def take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> RoundSummary:

@@ -45,35 +45,19 @@ class RoundSpec:
     goes_on: ClassVar[bool] = False  # while its batches are trained
     round_id: str
     stop_rule: StopRuleName | None  # None: it ends when every group has, and engines go on (validation)
-    target_valid_groups: int  # B [groups]
-    carried_valid_groups: int  # left over from earlier rounds [groups]
+    parts: Mapping[str, Quota]  # of the batch, by the source of its groups; or one part of all groups, `ALL`
     drains: bool  # running groups are awaited after the rule is met, rather than interrupted
     draws_again: bool = False  # groups that the rule did not wait for start again, complete or not
     must_finish: frozenset[str] = frozenset()  # too stale in the next step: the round does not halt before they ended
     # N' of CoPRIS: a group starts while fewer trajectories generate; None = only the slots bound what runs
     pool_size: int | None = None
     most_unfinished: int | None = None  # and while fewer are unfinished, idle ones included
-    # (1 + max_staleness) * B: as many valid groups as can be trained before tokens sampled now are too stale; None = no
-    # limit on staleness.
-    most_trainable: int | None = None
-    valid_share: float = 1.0  # of the groups whose verdict is open, expected [0-1]
-    expected_share: float = 1.0  # what one of these counts when prompts are asked for [0-1]
-    quotas: Mapping[str, Quota] | None = None  # of the batch, by the source of its groups; None = there are none
-
-    @property
-    def parts(self) -> Mapping[str, Quota]:
-        if self.quotas is not None:
-            return self.quotas
-        names = ("target_valid_groups", "carried_valid_groups", "most_trainable", "valid_share", "expected_share")
-        return {ALL: Quota(**{name: getattr(self, name) for name in names})}
 
     @property
     def validates(self) -> bool:
         return self.stop_rule is None
 
-    def make_rule(self, quota: Quota) -> StopRule | None:
-        if self.stop_rule is None:
-            return None
+    def make_rule(self, quota: Quota) -> StopRule:
         return rule_of(self.stop_rule, quota.target_valid_groups - quota.carried_valid_groups)
 
 
@@ -181,9 +165,10 @@ class Round:
 
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
         """Add waiting groups, in order of start."""
+        is_whole = self._parts.keys() == {ALL}
         for group in groups:
-            part = ALL if self._spec.quotas is None else group.source
-            self._groups.add([group], part=part)
+            part = ALL if is_whole else group.source
+            self._groups.add(group, part)
             if part not in self._parts:  # it never starts, and no round may wait for it
                 self._must_finish.discard(group.prompt_uid)
         self._update()
@@ -193,8 +178,7 @@ class Round:
         uid = self._groups.start(worker, self._startable)
         if uid is not None:
             self._start_order.append(uid)
-            if (rule := self._parts[self._groups.part_of(uid)].rule) is not None:
-                rule.on_start(uid)
+            self._parts[self._groups.part_of(uid)].rule.on_start(uid)
         return uid
 
     def note(self, uid: str, event: GroupEvent) -> None:
@@ -219,8 +203,7 @@ class Round:
         self._ended.append((name, outcome))
         part = self._parts[name]
         part.valid += outcome.verdict is Verdict.VALID
-        if part.rule is not None:
-            part.rule.on_end(outcome.prompt_uid, outcome.verdict)
+        part.rule.on_end(outcome.prompt_uid, outcome.verdict)
         self._update()
 
     def count_ended(self, part: str = ALL) -> EndedGroups:
@@ -242,10 +225,8 @@ class Round:
         )
 
     def _starts_again(self, part: str, outcome: GroupOutcome) -> bool:
-        rule = self._parts[part].rule
-        if rule is None or not self._spec.draws_again or outcome.verdict not in JUDGED:
-            return False
-        return not rule.has_counted(outcome.prompt_uid)
+        may_start = self._spec.draws_again and outcome.verdict in JUDGED
+        return may_start and not self._parts[part].rule.has_counted(outcome.prompt_uid)
 
     def _update(self) -> None:
         if self._spec.validates:

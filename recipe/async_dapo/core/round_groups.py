@@ -11,13 +11,11 @@ group is given back like any other, and waits as BEGUN in the next round.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
 from typing import Any
-
-from .mix import ALL
 
 
 class GroupState(StrEnum):
@@ -54,7 +52,7 @@ class WaitingGroup:
         return GroupState.BEGUN if self.has_begun else GroupState.FRESH
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Entry:
     """A group of the round, and where it is."""
 
@@ -122,17 +120,15 @@ class RoundGroups:
     def resize(self, *, pool_size: int | None, most_unfinished: int | None) -> None:
         self._pool_size, self._most_unfinished = pool_size, most_unfinished
 
-    def add(self, groups: Iterable[WaitingGroup], part: str = ALL) -> None:
-        """Add waiting groups of a part, in order of start."""
-        for group in groups:
-            state = group.state
-            entry = _Entry(part=part, state=state, is_certain=group.is_certain, unfinished=group.unfinished)
-            self._entries[group.prompt_uid] = entry
-            self._num[state, part] += 1
-            self._certain[part] += group.is_certain
-            is_pinned = group.affinity is not None and group.is_pinned
-            line = self._lines.setdefault(_Line(state, part, group.affinity, is_pinned), deque())
-            line.append((next(self._order), group.prompt_uid))
+    def add(self, group: WaitingGroup, part: str) -> None:
+        """Add a waiting group of a part, behind those that have been added."""
+        state, uid = group.state, group.prompt_uid
+        self._entries[uid] = _Entry(part, state, is_certain=group.is_certain, unfinished=group.unfinished)
+        self._num[state, part] += 1
+        self._certain[part] += group.is_certain
+        is_pinned = group.affinity is not None and group.is_pinned
+        line = self._lines.setdefault(_Line(state, part, group.affinity, is_pinned), deque())
+        line.append((next(self._order), uid))
 
     def num_of(self, startable: Startable) -> int:
         """Groups that may start."""

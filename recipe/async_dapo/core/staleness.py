@@ -10,7 +10,6 @@ loss (`store.withhold`).
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import TypedDict
 
 # Of the tokens trained on [versions]: what the planner calls balanced and a run's hints call healthy. One batch in
@@ -66,23 +65,19 @@ class VersionShares:
 
     tokens: Counter = field(default_factory=Counter)
     ages: Counter = field(default_factory=Counter)
-    groups: dict[str, Counter] = field(default_factory=dict)  # the tokens of each, by its uid, where uids are known
 
     @classmethod
-    def of(cls, tags: Iterable[VersionTag], *, step: int, uids: Iterable[str] = ()) -> "VersionShares":
+    def of(cls, tags: Iterable[VersionTag], *, step: int) -> "VersionShares":
         """Count a batch.
 
         Args:
             tags: one per trajectory.
             step: the step that trains the batch.
-            uids: of their groups, or none.
         """
         shares = cls()
-        for tag, uid in zip_longest(tags, uids):
+        for tag in tags:
             for version, num_tokens in tag["segments"]:
                 shares.tokens[step - 1 - version] += num_tokens
-                if uid is not None:
-                    shares.groups.setdefault(uid, Counter())[step - 1 - version] += num_tokens
             shares.ages[tag["age"]] += 1
         return shares
 

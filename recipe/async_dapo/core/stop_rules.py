@@ -26,7 +26,7 @@ class StopRuleName(StrEnum):
 
 
 class StopRule:
-    """A rule that is notified of every start and end of a group.
+    """A rule that is notified of every start and end of a group. This one counts none.
 
     Args:
         missing: valid groups that the step still needs.
@@ -80,12 +80,15 @@ class StartOrder(StopRule):
         return uid not in self._ended
 
 
-def rule_of(name: StopRuleName, missing: int) -> StopRule:
+def rule_of(name: StopRuleName | None, missing: int) -> StopRule:
     """
     Args:
+        name: None: a rule that is never met.
         missing: valid groups that the step still needs.
     """
     match name:
+        case None:
+            return StopRule(missing=1)
         case StopRuleName.FIRST_COMPLETED | StopRuleName.DRAIN:  # `drain` needs the same; it ends differently
             return CompletionOrder(missing)
         case StopRuleName.FIFO:

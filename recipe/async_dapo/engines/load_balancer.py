@@ -5,7 +5,7 @@ verl creates it through `rollout.router_config_path`.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,7 +29,8 @@ class LoadBalancerStats(Summed):
     LATEST: ClassVar[tuple[str, ...]] = (
         "servers",
         "lost_servers",
-        "concurrency",
+        "capacity",
+        "steered",
         "concurrency_reason",
         "concurrency_state",
     )
@@ -41,9 +42,10 @@ class LoadBalancerStats(Summed):
     inflight_max: int
     busy_s: float  # sum over requests of the time they were in flight
     loads: dict[str, EngineLoad]  # what they said of their engines at a stop
-    concurrency: dict[str, float]  # see `Balance.figures`
-    concurrency_reason: str
-    concurrency_state: ConcurrencyState  # for the checkpoint
+    capacity: int  # requests that the servers may have in flight together, from now on
+    steered: int  # times that servers were sized anew within the round
+    concurrency_reason: str  # of `capacity`
+    concurrency_state: ConcurrencyState
 
 
 class _InflightMeter:
@@ -109,7 +111,7 @@ class GlobalLoadBalancer:
         for request in requests:
             lease_id = request.lease_id
             self._meter.note(self._table.total_inflight)
-            grants = self._balance.request(lease_id, request.request_id, group=request.group)
+            grants = self._table.request(lease_id, request.request_id, group=request.group)
             self._waiters[lease_id] = waiter = asyncio.get_running_loop().create_future()
             self._deliver(grants)
             if not self._table.is_queued(lease_id):
@@ -146,15 +148,13 @@ class GlobalLoadBalancer:
         while self._table.held_lease_ids:
             await self._released.wait()
 
-    async def stop(self) -> float:
-        """Void all queued requests and stop every server. Returns the seconds until all engines were idle."""
-        started = time.monotonic()
+    async def stop(self) -> None:
+        """Void all queued requests, stop every server, and wait until all engines are idle."""
         self._is_open = False
         for lease_id in self._table.withdraw_queued():
             self._answer(lease_id, None)
         self._loads = await self._lives.ask_all("stop_generation")
         self._balance.close(self._loads)
-        return time.monotonic() - started
 
     async def open(self, concurrency_state: ConcurrencyState | None = None) -> int:
         """Let every server generate again, and count from now on.
@@ -170,7 +170,12 @@ class GlobalLoadBalancer:
         """
         if concurrency_state is not None:
             self._balance.controller.restore(concurrency_state)
-        self._open_with(await self._lives.ask_all("allow_generation"))
+        loads = await self._allow_generation()
+        if not self._lives.alive:
+            raise self._no_server_left()
+        self._deliver(self._balance.open(loads))
+        self._meter.reset(self._table.total_inflight)
+        self._is_open = True
         return self._balance.capacity
 
     async def watch(self, server_id: str, name: str, servers: Sequence[ActorHandle]) -> None:
@@ -209,9 +214,10 @@ class GlobalLoadBalancer:
             inflight_max=self._meter.inflight_max,
             busy_s=self._meter.busy_s,
             loads=loads,
-            concurrency=self._balance.figures(),
+            capacity=self._balance.capacity,
+            steered=self._balance.steered,
             concurrency_reason=self._balance.controller.reason,
-            concurrency_state=self._balance.controller.state(),
+            concurrency_state=self._balance.controller.learned,
         )
         self._meter.reset(self._table.total_inflight)
         return stats
@@ -233,13 +239,9 @@ class GlobalLoadBalancer:
 
     # ---- internals ----
 
-    def _open_with(self, loads: Mapping[str, EngineLoad]) -> None:
-        """These servers generate, and count from now on."""
-        if not self._lives.alive:
-            raise self._no_server_left()
-        self._deliver(self._balance.open(loads))
-        self._meter.reset(self._table.total_inflight)
-        self._is_open = True
+    async def _allow_generation(self) -> dict[str, EngineLoad]:
+        """Returns what those say of their engines that generate from now on."""
+        return await self._lives.ask_all("allow_generation")
 
     def _forget(self, server_id: str) -> None:
         """An engine is lost: its leases are void, and with the last engine all requests that wait."""

@@ -24,6 +24,7 @@ from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.leases import MAX_PENDING_CALLS
+from ..core.mix import ALL, Quota
 from ..core.round import RoundSpec, RoundSummary
 from ..core.summed import Summed
 from ..core.trajectory import PromptGroup, Trajectory
@@ -248,8 +249,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             RoundSpec(
                 round_id=f"validation-{step}-{uuid4().hex[:8]}",
                 stop_rule=None,
-                target_valid_groups=0,
-                carried_valid_groups=0,
+                parts={ALL: Quota(target_valid_groups=0, carried_valid_groups=0)},
                 drains=True,
                 pool_size=self._options.round_size().pool_size(self.capacity) or self._options.slots_hold,
             ),

@@ -20,8 +20,9 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..config.extensions import AGENTS, of_copy
 from ..core.concurrency import ConcurrencyState
+from ..core.outcome import CarriedGroup
 from ..core.over_sampling import LengthsEnded, OverSamplingState
-from ..core.pool import CarriedGroup, PoolState
+from ..core.pool import PoolState
 from ..core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from ..record.checkpoint_folder import DamagedCheckpoint
 from ..record.plain_values import AGENT_LOOP, DATA_SET, read_extension, to_plain

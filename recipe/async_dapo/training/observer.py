@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.pool import PoolWatch
 from ..core.staleness import VersionShares
-from ..core.trajectory import PromptGroup
 from ..rollout.manager import RoundRecord
 from .validation import ValidationAnswers
 
@@ -33,17 +32,17 @@ class Observer(PoolWatch):
     def begin_phase(self, name: str | None) -> None:
         """The trainer begins a phase, for example the rollout; None: the phase has ended, and no other has begun."""
 
-    def ended(self, record: RoundRecord, groups: Mapping[str, PromptGroup]) -> None:
-        """Groups have ended, and others come back with what they have generated: the pool takes them next, and then
-        forgets those that have ended, and lets go of the tokens of those that start again. Once a step, and once more
-        where a round that goes on is stopped between two steps.
-
-        Args:
-            groups: those that the pool has given to the round, by their uids.
+    def ended(self, record: RoundRecord) -> None:
+        """Groups have ended, and others come back with what they have generated: the pool takes them next, and lets go
+        of the tokens of those that start again. Once a step, and once more where a round that goes on is stopped
+        between two steps.
         """
 
+    def batch_made(self, step: int, record: RoundRecord, batch: "KVBatchMeta") -> None:
+        """A step's batch is chosen, the groups of `record.summary.trained_uids`; the store has their trajectories."""
+
     def closed(self, record: RoundRecord, versions: VersionShares) -> dict[str, float]:
-        """A step's batch is chosen: the groups of `record.summary.trained_uids`.
+        """Says what a step's metrics are to have of it, after `batch_made`.
 
         Args:
             record: of all since the batch before.
@@ -53,9 +52,6 @@ class Observer(PoolWatch):
             Metrics that the extension declares, without the prefix.
         """
         return {}
-
-    def batch_made(self, step: int, record: RoundRecord, batch: "KVBatchMeta") -> None:
-        """These trajectories are trained next; the store has all of them."""
 
     def validation_closed(self, record: RoundRecord) -> None:
         """A validation's trajectories have ended."""

@@ -45,27 +45,15 @@ class RoundReplayBuffer(RunReplayBuffer):
         if not goes_on:
             store.forget_groups(self.pool.retire(step), partition_id=store.TRAIN)
         for part, count in self.pool.missing_for_round().items():
-            self._add_prompts(part, count, step)
-            self._count_batches(part, Fraction(1))
+            self._add_prompts(part, count, step, batches=Fraction(1))
         return self.pool.dispatch()
 
     def _spec(self, step: int) -> RoundSpec:
-        return self._make_spec(
-            RoundSpec,
-            round_id=f"step-{step}",
-            carried_valid_groups=self.pool.num_carried,
-            must_finish=self.pool.must_finish(step),
-            quotas=self.mix.quotas(self.pool.carried),
-        )
+        return self._make_spec(RoundSpec, round_id=f"step-{step}", must_finish=self.pool.must_finish(step))
 
-    def _make_spec(self, kind: type[S], **of_round: Any) -> S:
-        return self.options.round_spec(
-            kind,
-            capacity=self.manager.capacity,
-            over_sampling=self._over_sampling,
-            round_size=self.round_size,
-            **of_round,
-        )
+    def _make_spec(self, kind: type[S], **more: Any) -> S:
+        capacity = self.manager.capacity
+        return self.options.round_spec(kind, capacity=capacity, pool=self.pool, round_size=self.round_size, **more)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Wait for the open round to stop.
@@ -87,7 +75,7 @@ class RoundReplayBuffer(RunReplayBuffer):
     def _note_ended(self, record: RoundRecord) -> None:
         """What is seen of groups before the pool takes them back."""
         for observer in self.observers.values():
-            observer.ended(record, self.pool.in_round)
+            observer.ended(record)
 
     def _batch(self, record: RoundRecord, global_steps: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """The step's trajectories, and its metrics."""
@@ -95,9 +83,8 @@ class RoundReplayBuffer(RunReplayBuffer):
         # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.
         batch = store.batch_of(sorted(trained_uids), partition_id=store.TRAIN)
         check_batch(batch.keys, trained_uids, groups=self.options.target_valid_groups, n=self.options.rollout_n)
-        self.withheld_tok = store.withhold(batch, oldest_version=self._staleness.oldest_trainable(global_steps))
-        uids = (key.split("_")[0] for key in batch.keys)
-        versions = VersionShares.of(batch.tags, step=global_steps, uids=uids)
+        self.withheld_tok = store.withhold(batch, oldest_version=self.options.staleness.oldest_trainable(global_steps))
+        versions = VersionShares.of(batch.tags, step=global_steps)
         self._learn(record, versions)
         metrics = round_metrics(
             record,
@@ -108,8 +95,8 @@ class RoundReplayBuffer(RunReplayBuffer):
             buffered_tok=sum(group.generated_tok for group in self.pool.buffered),
         )
         for observer in self.observers.values():
-            metrics |= {PREFIX + name: float(value) for name, value in observer.closed(record, versions).items()}
             observer.batch_made(global_steps, record, batch)
+            metrics |= {PREFIX + name: float(value) for name, value in observer.closed(record, versions).items()}
         return batch, metrics
 
     def _learn(self, record: RoundRecord, versions: VersionShares) -> None:
@@ -125,14 +112,12 @@ class RoundReplayBuffer(RunReplayBuffer):
     def _refill(self, step: int) -> None:
         for part, count in self.mix.to_draw(self.manager.ask("available")).items():
             check_part(part, self._num_gen_batches.get(part, 0), self.manager, self.options, self.observers.values())
-            self._add_prompts(part, count, step)
-            self._count_batches(part, Fraction(count, self.mix.batch_unit(part)))
+            self._add_prompts(part, count, step, batches=Fraction(count, self.mix.batch_unit(part)))
         self.manager.add_groups(self.pool.dispatch())
 
-    def _count_batches(self, part: str, count: Fraction) -> None:
-        self._num_gen_batches = self._num_gen_batches | {part: self._num_gen_batches.get(part, Fraction(0)) + count}
-
-    def _add_prompts(self, part: str, count: int, step: int) -> None:
+    def _add_prompts(self, part: str, count: int, step: int, *, batches: Fraction) -> None:
+        """Draw prompts, and count them as so many batches of the step's limit on these."""
         held = self.source.held
         groups = self.source.draw(count, step, part)
         self.pool.add_drawn(groups, held_back=self.source.held - held)
+        self._num_gen_batches = self._num_gen_batches | {part: batches + self._num_gen_batches.get(part, 0)}

@@ -17,7 +17,6 @@ from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.pool import PromptPool
-from ..core.staleness import StalenessLimit
 from ..core.trajectory import PromptGroup
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from .checkpoints import RolloutState
@@ -48,17 +47,15 @@ class RunReplayBuffer(ReplayBuffer):
         for name in options.extensions:
             self._plug_in(name)
         self.mix = self.source.mix(options.over_sampling())
-        self._over_sampling = self.mix.over_sampling
         self.round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
         self.withheld_tok = 0  # of the batch in training [tokens]
         self.left_out = 0  # trajectories of a validation that failed [count]
-        self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = self._pool_class(
             mix=self.mix,
             keeps_tokens=options.mixes_versions,
             stop_rule=options.stop_rule,
-            staleness=self._staleness,
+            staleness=options.staleness,
             new_uid=lambda: str(uuid4()),
             watches=self.observers.values(),
         )
@@ -78,8 +75,8 @@ class RunReplayBuffer(ReplayBuffer):
         """What a checkpoint needs to go on as if nothing had happened."""
         return RolloutState(
             pool=self.pool.state(),
-            over_sampling=self._over_sampling.state(),
-            ended=self.round_size.state(),
+            over_sampling=self.mix.over_sampling.state(),
+            ended=self.round_size.ended,
             concurrency=self._concurrency_state,
             extensions={name: state for name, one in self.observers.items() if (state := one.state())},
         )
@@ -97,10 +94,10 @@ class RunReplayBuffer(ReplayBuffer):
                 self._plug_in(name)
             self.observers[name].restore(held)
         self.pool.restore(state.pool, deferred=self.source.held)
-        self._over_sampling.restore(state.over_sampling)
-        self.round_size.restore(state.ended)
+        self.mix.over_sampling.restore(state.over_sampling)
+        self.round_size.ended = state.ended
         self._concurrency_state = state.concurrency
-        if other := self.pool.group_sizes - {self.options.rollout_n}:
+        if other := {len(group.trajectories) for group in self.pool.held} - {self.options.rollout_n}:
             raise ConfigError(
                 "actor_rollout_ref.rollout.n",
                 self.options.rollout_n,

@@ -52,6 +52,7 @@ class RunTrainer(PPOTrainer):
     checkpoint_callback: CheckpointCallback
     _engines_class: type[EngineManager] = EngineManager
     _worker_class: type[AsyncDAPOActorRolloutRefWorker] = AsyncDAPOActorRolloutRefWorker
+    _buffer_class: type[RoundReplayBuffer] = RoundReplayBuffer
     first_step = 1  # of this life
     _on_complete = CheckpointCallback()  # the user's
 
@@ -115,7 +116,7 @@ class RunTrainer(PPOTrainer):
             tracking.logger[f"async_dapo_{name}"] = observer
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
-        return RoundReplayBuffer(self.options, self._draw)
+        return self._buffer_class(self.options, self._draw)
 
     def get_llm_client(self) -> LLMServerClient:
         is_partial = self.options.rollout_strategy is RolloutStrategy.PARTIAL and self.options.keeps_tokens

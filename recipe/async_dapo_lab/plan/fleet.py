@@ -94,7 +94,7 @@ class Fleet:
         """Lease a server for a request, and send it as soon as there is one."""
         self._unsent[lease_id] = request
         self._note_inflight()
-        self._deliver(self.balance.request(lease_id, None))
+        self._deliver(self.leases.request(lease_id))
 
     def release(self, lease_id: str) -> None:
         """Give a lease back, with what its server says of itself, as clients do."""

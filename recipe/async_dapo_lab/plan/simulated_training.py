@@ -9,7 +9,7 @@ from ...async_dapo.core.mix import Mix
 from ...async_dapo.core.outcome import Verdict
 from ...async_dapo.core.pool import PoolWatch, PromptPool
 from ...async_dapo.core.round import RoundSpec
-from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
+from ...async_dapo.core.staleness import VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
 from .engine import EngineCounters
 from .fleet import Fleet, no_garbage_collection
@@ -45,15 +45,13 @@ class TrainingRun:
         self._workload = scenario.workload()
         self._trainer = TrainerPasses(scenario, system.habits, self.options)
         self._mix = mix or Mix(self.options.over_sampling())
-        self._over_sampling = self._mix.over_sampling
         self._round_size = self.options.round_size()
-        self._staleness = StalenessLimit(max_staleness=self.options.max_staleness)
         self._retries = 0
         self.pool = PromptPool(
             mix=self._mix,
             keeps_tokens=self.options.keeps_tokens,
             stop_rule=self.options.stop_rule,
-            staleness=self._staleness,
+            staleness=self.options.staleness,
             new_uid=self._new_uid,
             watches=watches,
         )
@@ -77,7 +75,7 @@ class TrainingRun:
         self._step += 1
         before, ledger = self._fleet.counters(), replace(self.pool.ledger)
         simulated = self._simulate(self._open_round())
-        missing = self.options.target_valid_groups - self.pool.num_carried
+        missing = self.options.target_valid_groups - len(self.pool.carried)
         lost_tok = take_losses(simulated, self._habits, missing=missing, stop_rule=self.options.stop_rule)
         simulated.summary = self.pool.settle(simulated.summary, simulated.unfinished)
         self.pool.check_ledger()
@@ -131,12 +129,10 @@ class TrainingRun:
         return self.options.round_spec(
             RoundSpec,
             capacity=self._fleet.balance.capacity,
-            over_sampling=self._over_sampling,
+            pool=self.pool,
             round_size=self._round_size,
             round_id=f"step-{self._step}",
-            carried_valid_groups=self.pool.num_carried,
             must_finish=self.pool.must_finish(self._step),
-            quotas=self._mix.quotas(self.pool.carried),
         )
 
     def _store(self, group: PromptGroup) -> None:
@@ -175,7 +171,7 @@ class TrainingRun:
             filtered_tok=sum(sum(o.response_lens_tok) for o in outcomes if o.verdict is Verdict.FILTERED),
             wasted_tok=wasted_tok,
             buffered_tok=sum(buffered_tok) + sum(map(_length, self._stored.values())),
-            **tokens_by_age(batch, versions, limit=self._staleness, step=self._step),
+            **tokens_by_age(batch, versions, limit=self.options.staleness, step=self._step),
             trained_trajectories=len(batch),
             resumed_trajectories=len(batch) - versions.ages[0],
             trained_groups=len(simulated.summary.trained_uids),

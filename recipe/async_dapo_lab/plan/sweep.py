@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 
+from ...async_dapo.core.mix import Mix
 from .candidates import Candidate, bound_of, natural_concurrency
 from .measures import StepMeasure, mean_of
 from .scenario import Scenario
@@ -103,7 +104,7 @@ def _steps_to_steady_state(
     habits = candidate.system.habits
     if habits.drops_surplus and (run.options.drains or habits.drops_interrupted):
         return 0
-    held = run.options.over_sampling().groups_to_hold * run.options.rollout_n
+    held = Mix(run.options.over_sampling()).groups_to_hold * run.options.rollout_n
     in_flight = min(candidate.concurrency or run.first_pool_size, held)
     rounds = in_flight / batch
     longest = min(in_flight, capacity) / batch * run.options.max_response_length / mean_len_tok

@@ -29,12 +29,12 @@ class ConcurrencyLog(Observer):
 
     def batch_made(self, step: int, record: RoundRecord, batch: KVBatchMeta) -> None:
         balancer, limits = record.balancer, self._limits(record)
-        least, figures = min(limits, key=limits.__getitem__), balancer.concurrency
+        least, learned = min(limits, key=limits.__getitem__), balancer.concurrency_state
         logger.info(
             f"step {step}: {balancer.inflight_max} in flight; next: at most {limits[least]} by {least} "
             f"({', '.join(f'{name} {most}' for name, most in limits.items())}; engines: {balancer.concurrency_reason}, "
-            f"{figures['kv_share']:.2f} of the KV cache at {figures['context_tok']:.0f} tokens a request, "
-            f"steered {figures['steered']:.0f} times)"
+            f"{learned.share:.2f} of the KV cache at {learned.context_tok:.0f} tokens a request, "
+            f"steered {balancer.steered} times)"
         )
 
     def _limits(self, record: RoundRecord) -> dict[str, int]:
@@ -47,7 +47,7 @@ class ConcurrencyLog(Observer):
             limits["rollout_pool_size"] = options.fixed_pool_size
         elif (bound := self._buffer.round_size.staleness_bound(mix.over_sampling.valid_share)) is not None:
             limits["max_staleness"] = bound
-        limits["engines"] = int(record.balancer.concurrency["capacity"])
+        limits["engines"] = record.balancer.capacity
         held_by = "max_partial_share" if mix.over_sampling.holds_less else "over_sampling_batch_size"
         limits[held_by] = mix.groups_to_hold * options.rollout_n
         return limits

@@ -9,7 +9,6 @@ Where groups that were interrupted start again, the longest answers start first:
 of what is drawn together, and changes nothing of what is drawn.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import ceil
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 from ...config.options import AsyncDAPOConfig
 from ...config.values import SelectBy
 from ...core.mix import ALL, Mix
-from ...core.outcome import Verdict
+from ...core.outcome import GroupOutcome
 from ...core.over_sampling import OverSampling
 from ...core.staleness import VersionShares
 from ...core.trajectory import PromptGroup
@@ -113,12 +112,9 @@ class HistorySource(Source):
         waiting = self._deferred.pop(group.key, None)
         return group if waiting is None else waiting.group
 
-    def ended(self, record: RoundRecord, groups: Mapping[str, PromptGroup]) -> None:
-        if self._is_on:
-            for outcome in record.summary.outcomes:
-                if outcome.metrics and outcome.verdict is not Verdict.REDRAWN:  # then its next answers count
-                    key = groups[outcome.prompt_uid].key
-                    self.history.observe(key, outcome.metrics, outcome.response_lens_tok)
+    def group_ended(self, group: PromptGroup, outcome: GroupOutcome) -> None:
+        if self._is_on and outcome.metrics:
+            self.history.observe(group.key, outcome.metrics, outcome.response_lens_tok)
 
     def closed(self, record: RoundRecord, versions: VersionShares) -> dict[str, float]:
         skipped, self._skipped = self._skipped, 0

@@ -1,10 +1,7 @@
 """Lengths of the last groups, as metrics of each step."""
 
-from collections.abc import Mapping
-
 from ...config.options import AsyncDAPOConfig
 from ...core.staleness import VersionShares
-from ...core.trajectory import PromptGroup
 from ...rollout.manager import RoundRecord
 from ...training.checkpoints import from_bytes, to_bytes
 from ...training.observer import Observer
@@ -20,7 +17,7 @@ class LengthBias(Observer):
         self._sees_interrupted = not options.draws_again
         self.window = LengthBiasWindow(SIZE)
 
-    def ended(self, record: RoundRecord, groups: Mapping[str, PromptGroup]) -> None:
+    def ended(self, record: RoundRecord) -> None:
         self.window.observe(record.summary.outcomes, record.workers.unfinished if self._sees_interrupted else ())
 
     def closed(self, record: RoundRecord, versions: VersionShares) -> dict[str, float]:

@@ -22,7 +22,6 @@ from verl.workers.utils.padding import response_from_nested
 
 from ... import store
 from ...config.options import AsyncDAPOConfig
-from ...core.staleness import StalenessLimit
 from ...record.keys import PREFIX
 from ...weights.sender import on_ranks
 from .balance_heuristic import group_mixture, segments_of
@@ -44,7 +43,7 @@ class Mixture:
         rollout = config.actor_rollout_ref.rollout
         self._workers, self._temperature = workers, rollout.temperature
         self._correction = config.algorithm.rollout_correction
-        self._limit = StalenessLimit(max_staleness=options.max_staleness)
+        self._limit = options.staleness
         micro_batch = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
         self._multiple = workers.world_size * micro_batch
         self._kept_versions: set[int] = set()

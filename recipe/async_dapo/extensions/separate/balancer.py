@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from statistics import fmean
 from typing import Any
 
 import ray
@@ -22,6 +23,7 @@ from ray.exceptions import RayError
 from ...core.concurrency import ConcurrencyState, EngineLoad
 from ...core.leases import MAX_PENDING_CALLS, Returned
 from ...engines.load_balancer import GlobalLoadBalancer, LoadBalancerStats
+from ...record.keys import PREFIX
 from ...runtime.aio import await_all
 from .rolling_update import Phase, RollingUpdate
 
@@ -39,6 +41,12 @@ class RollingStats(LoadBalancerStats):
 
     versions_behind: int
     updates_s: tuple[float, ...]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of a step."""
+        found = {f"{PREFIX}load_balancer/versions_behind": float(self.versions_behind)}
+        return found | ({f"{PREFIX}load_balancer/update_s": fmean(self.updates_s)} if self.updates_s else {})
 
 
 class RollingLoadBalancer(GlobalLoadBalancer):
@@ -63,7 +71,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._closed_s: dict[str, float] = {}  # servers that take no requests -> since when, monotonic
         self._updates_s: list[float] = []  # that engines took no requests for new weights, since this was asked last
         self._coordinator: ActorHandle | None = None
-        self._changed = asyncio.Event()  # replaced whenever an engine has got weights or has left, and at a stop
+        self._changed = asyncio.Event()  # replaced whenever an engine has got weights or has left
 
     async def enroll(self, workers: dict[str, list[ActorHandle]]) -> None:
         """Servers, each with the workers that bring its weights; they get the newest before any request."""
@@ -107,26 +115,24 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._tell_versions()
 
     async def open(self, concurrency_state: ConcurrencyState | None = None) -> int:
+        capacity = await super().open(concurrency_state)
+        self._move()
+        return capacity
+
+    async def _allow_generation(self) -> dict[str, EngineLoad]:
         """Engines that are being updated join when they have the weights, which may be while the others are told."""
-        if concurrency_state is not None:
-            self._balance.controller.restore(concurrency_state)
         told: set[str] = set()
         loads: dict[str, EngineLoad] = {}
         while silent := self._serving() - (told & self._generating):
             told |= silent
             self._generating |= silent
             loads |= await self._lives.ask_all("allow_generation", but=self._lives.alive.keys() - silent)
-        self._open_with({key: load for key, load in loads.items() if key in self._lives.alive})
-        self._move()
-        return self._balance.capacity
+        return {key: load for key, load in loads.items() if key in self._lives.alive}
 
-    async def stop(self) -> float:
-        self._is_open = False
+    async def stop(self) -> None:
         self._generating.clear()
-        self._note_change()
-        seconds = await super().stop()
+        await super().stop()
         self._move()
-        return seconds
 
     async def turn_over(self) -> tuple[LoadBalancerStats, int]:
         """A step's batch has been handed over: learn from it, and count anew, while engines go on.
@@ -243,12 +249,9 @@ class RollingLoadBalancer(GlobalLoadBalancer):
                 self._deliver(self._balance.join(server_id, load))
 
     def _note_update(self) -> None:
-        self._note_change()
-        self._move()
-
-    def _note_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+        self._move()
 
     def _tell_versions(self) -> None:
         if self._coordinator is not None:

@@ -64,27 +64,23 @@ class Deadlines:
         else:
             self._remove(uid)
 
-    def next_batch(self, count: int) -> list[str] | None:
-        """The next groups to train on, the oldest first; None if they are too few, or if some that run have to be among
+    def next_batch(self) -> list[str] | None:
+        """The B groups to train on next, the oldest first; None if they are fewer, or if some that run have to be among
         them.
-
-        Args:
-            count: of the batch that is being collected [groups].
         """
-        if len(self._valid) < count:
+        if len(self._valid) < self._target:
             return None
-        taken = sorted(self._valid, key=self._began_under.__getitem__)[:count]
+        taken = sorted(self._valid, key=self._began_under.__getitem__)[: self._target]
         left = self._on_their_way - Counter(self._began_under[uid] for uid in taken)
         if self._max_staleness is None or not self.num_running:
             return taken
-        return taken if self._has_room(left, handed_over=self._handed_over + count) else None
+        return taken if self._has_room(left, handed_over=self._handed_over + self._target) else None
 
-    def hand_over(self, count: int) -> list[str] | None:
+    def hand_over(self) -> list[str]:
         """Take `next_batch`."""
-        taken = self.next_batch(count)
-        if taken is None:
-            return None
-        self._handed_over += count
+        taken = self.next_batch()
+        assert taken is not None, "a batch is handed over when there is one"
+        self._handed_over += self._target
         for uid in taken:
             del self._valid[uid]
             self._remove(uid)

@@ -15,7 +15,6 @@ _SEPARATE = "with async_dapo.placement=separate: "
 DECLARED = Declared(
     parts="trainer.PARTS",
     wire="trainer.wire",
-    observer="update_meter.UpdateMeter",
     metrics=("load_balancer/versions_behind", "load_balancer/update_s"),
     together=(
         Rule("async_dapo.rollout_strategy",

@@ -55,7 +55,7 @@ class RollingRound(Round):
 
     def __init__(self, spec: RollingSpec, *, oldest_version: int) -> None:
         self._deadlines = Deadlines(
-            target_valid_groups=spec.target_valid_groups, max_staleness=spec.max_staleness, step=spec.step
+            target_valid_groups=spec.parts[ALL].target_valid_groups, max_staleness=spec.max_staleness, step=spec.step
         )
         for uid, version in spec.carried:
             self._deadlines.begin(uid, version)
@@ -67,11 +67,11 @@ class RollingRound(Round):
     @property
     def has_batch(self) -> bool:
         """Whether a batch may be handed over now."""
-        return not self.is_halted and self._deadlines.next_batch(self._spec.target_valid_groups) is not None
+        return not self.is_halted and self._deadlines.next_batch() is not None
 
     def _can_be_trained(self, part: RoundPart, begun: AvailableGroups) -> bool:
         available = replace(begun, certain=begun.certain + self._in_training)
-        is_enough = available.expected_valid(self._spec.expected_share) >= self._spec.most_begun
+        is_enough = available.expected_valid(part.quota.expected_share) >= self._spec.most_begun
         return not is_enough and self._deadlines.may_begin(self._oldest_version)
 
     def note_versions(self, *, oldest: int, newest: int) -> None:
@@ -85,8 +85,7 @@ class RollingRound(Round):
     def resize(self, spec: RollingSpec) -> None:
         """How much may be under way from now on."""
         self._groups.resize(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
-        self._spec = replace(self._spec, most_begun=spec.most_begun, expected_share=spec.expected_share)
-        self._parts[ALL].quota = self._spec.parts[ALL]
+        self._spec, self._parts[ALL].quota = spec, spec.parts[ALL]
 
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
         for group in groups:
@@ -108,8 +107,7 @@ class RollingRound(Round):
 
     def hand_over(self) -> RoundSummary:
         """Hand the next batch over, with all that has ended since the one before."""
-        taken = self._deadlines.hand_over(self._spec.target_valid_groups)
-        assert taken is not None, "a batch is handed over when there is one"
+        taken = self._deadlines.hand_over()
         self._in_training = len(taken)
         self._parts[ALL].valid -= len(taken)
         under_way = self.num_waiting + self.num_running

@@ -25,7 +25,7 @@ from ...training.engine_manager import EngineManager
 from ...training.replay_buffer import RoundReplayBuffer
 from ...training.run import Parts
 from ...training.trainer import AsyncDAPOTrainer
-from .balancer import RollingLoadBalancer
+from .balancer import RollingLoadBalancer, RollingStats
 from .engines import SeparateEngines, SeparateReplica
 from .manager import RollingManager
 from .rolling_round import RollingPool, RollingSpec
@@ -83,9 +83,10 @@ class RollingReplayBuffer(RoundReplayBuffer):
         self._note_ended(record)
         record = self._with_what_was_before(replace(record, summary=self.pool.hand_over(record.summary)))
         self._before = None
+        assert isinstance(record.balancer, RollingStats)
         batch, metrics = self._batch(record, global_steps)
         self._go_on(global_steps + 1)
-        return batch, metrics
+        return batch, metrics | record.balancer.metrics
 
     def _go_on(self, step: int) -> None:
         """Collect the next step's batch."""
@@ -98,15 +99,13 @@ class RollingReplayBuffer(RoundReplayBuffer):
         return record if self._before is None else self._before + record
 
     def _spec(self, step: int) -> RollingSpec:
-        carried = self.pool.carried_versions
         return self._make_spec(
             RollingSpec,
             round_id=f"from-step-{self._opened_at}",
-            carried_valid_groups=len(carried),
             step=step,
             max_staleness=self.options.max_staleness,
-            carried=carried,
-            most_begun=self._over_sampling.valid_to_hold,
+            carried=self.pool.carried_versions,
+            most_begun=self.mix.over_sampling.valid_to_hold,
         )
 
 
@@ -117,9 +116,7 @@ class SeparateTrainer(AsyncDAPOTrainer):
     _engines: SeparateEngines
     _engines_class = SeparateEngines
     _worker_class = SeparateActorRolloutRefWorker
-
-    def _build_replay_buffer(self) -> RollingReplayBuffer:
-        return RollingReplayBuffer(self.options, self._draw)
+    _buffer_class = RollingReplayBuffer
 
     def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
         log_phase("engines start on GPUs of their own")

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from ...core.mix import Carried, Mix, Quota
-from ...core.outcome import JUDGED, GroupOutcome, Verdict
+from ...core.mix import Mix, Quota
+from ...core.outcome import JUDGED, CarriedGroup, GroupOutcome, Verdict
 from ...core.over_sampling import AvailableGroups, OverSampling, OverSamplingState
 from ...core.trajectory import PromptGroup
 
@@ -52,13 +52,12 @@ class SourceMix(Mix):
     Args:
         over_sampling: over all groups, and what that of each source is made like.
         carries: what rounding leaves over is carried to the next step.
-        versions: that may train on a token, the newest included; None = no limit.
         begins_ahead: sources that have enough go on to begin groups while others have too few.
     """
 
-    def __init__(self, over_sampling: OverSampling, *, carries: bool, versions: int | None, begins_ahead: bool) -> None:
+    def __init__(self, over_sampling: OverSampling, *, carries: bool, begins_ahead: bool) -> None:
         super().__init__(over_sampling)
-        self._carries, self._versions, self._begins_ahead = carries, versions, begins_ahead
+        self._carries, self._begins_ahead = carries, begins_ahead
         self._shares: dict[str, Fraction] = {}
         self._owed: dict[str, Fraction] = {}
         self._own: dict[str, OverSampling] = {}
@@ -86,10 +85,10 @@ class SourceMix(Mix):
         self.targets = self._targets(self._owed)
         for source, own in self._own.items():
             own.aim_at(self.targets[source])
-        if self._versions is None:
+        if self.over_sampling.versions is None:
             return
         owed, targets, most = self._owed, self.targets, Counter(self.targets)
-        for _ in range(self._versions - 1):
+        for _ in range(self.over_sampling.versions - 1):
             owed = self._left_over(owed, targets)
             targets = self._targets(owed)
             most.update(targets)
@@ -112,20 +111,17 @@ class SourceMix(Mix):
     def part_of(self, group: PromptGroup) -> str:
         return group.source
 
-    def quotas(self, carried: Sequence[Carried]) -> dict[str, Quota]:
+    def quotas(self, carried: Sequence[CarriedGroup]) -> dict[str, Quota]:
         counts = Counter(one.group.source for one in carried)
-        return {source: self._quota(source, counts[source]) for source in self.targets}
-
-    def _quota(self, source: str, carried: int) -> Quota:
-        own = self._own[source]
-        return Quota(
-            target_valid_groups=self.targets[source],
-            carried_valid_groups=carried,
-            most_trainable=None if self._most is None else self._most[source],
-            valid_share=own.valid_share,
-            expected_share=own.expected_share,
-            begins_ahead=self._begins_ahead,
-        )
+        return {
+            source: Quota.of(
+                own,
+                carried=counts[source],
+                most_trainable=None if self._most is None else self._most[source],
+                begins_ahead=self._begins_ahead,
+            )
+            for source, own in self._own.items()
+        }
 
     def missing(self, available: Mapping[str, AvailableGroups]) -> dict[str, int]:
         self.without_share = {
@@ -148,7 +144,7 @@ class SourceMix(Mix):
             if available[source].expected_valid(own.expected_share) < own.target_valid_groups
         }
 
-    def take(self, carried: Sequence[Carried]) -> list[str]:
+    def take(self, carried: Sequence[CarriedGroup]) -> list[str]:
         left, taken = Counter(self.targets), []
         for one in carried:
             if left[one.group.source] > 0:

@@ -76,11 +76,9 @@ class SharedSource(Source):
 
     def mix(self, over_sampling: OverSampling) -> Mix:
         options = self._options
-        most = options.most_trainable
         self._mix = SourceMix(
             over_sampling,
             carries=options.sources == BALANCED,
-            versions=None if most is None else most // options.target_valid_groups,
             begins_ahead=options.mixes_versions and not options.drains,
         )
         return self._mix

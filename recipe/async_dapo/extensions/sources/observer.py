@@ -1,5 +1,9 @@
 """The account of each source as metrics of the steps, and in checkpoints."""
 
+from collections import Counter
+
+from transfer_queue import KVBatchMeta
+
 from ...config.options import AsyncDAPOConfig
 from ...core.staleness import VersionShares
 from ...record import keys
@@ -15,8 +19,15 @@ class SourceObserver(Accounts, Observer):
     def __init__(self, options: AsyncDAPOConfig) -> None:
         super().__init__()
 
+    def batch_made(self, step: int, record: RoundRecord, batch: KVBatchMeta) -> None:
+        groups: dict[str, Counter[int]] = {}
+        for key, tag in zip(batch.keys, batch.tags, strict=True):
+            tokens = groups.setdefault(key.split("_")[0], Counter())
+            for version, num_tokens in tag["segments"]:
+                tokens[step - 1 - version] += num_tokens
+        self.note_batch(groups)
+
     def closed(self, record: RoundRecord, versions: VersionShares) -> dict[str, float]:
-        self.note_batch(versions.groups)
         sources = self.take()
         if len(sources) < 2:
             return {}

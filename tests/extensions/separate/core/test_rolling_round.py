@@ -23,6 +23,7 @@ from recipe.async_dapo.extensions.separate.rolling_update import OUT_SHARE, Phas
 
 from ....support.costly import costly
 from ....support.pool_run import N, fresh_group, generate
+from ....support.rounds import with_one_part
 
 WORKERS = 2
 PLACES = 2  # groups that a replica generates at once
@@ -39,7 +40,7 @@ def spec_of(target: int, **about) -> RollingSpec:
         "max_staleness": 1,
         "most_begun": 2 * target,
     }
-    return RollingSpec(**(defaults | about))
+    return RollingSpec(**with_one_part(defaults | about))
 
 
 def waiting(group: PromptGroup) -> WaitingGroup:

@@ -1,7 +1,6 @@
 """Whole runs on virtual time with engines on GPUs of their own, for every strategy and fault."""
 
 from collections import Counter
-from collections.abc import Mapping
 from random import Random
 from statistics import fmean
 
@@ -9,7 +8,6 @@ import pytest
 
 from recipe.async_dapo.config.options import FilterConfig
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
-from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.engines.load_balancer import LoadBalancerStats
 from recipe.async_dapo.engines.replica import AsyncDAPOReplica
@@ -76,7 +74,7 @@ class PartsOfRounds(Observer):
     def __init__(self, parts: list[LoadBalancerStats]) -> None:
         self._parts = parts
 
-    def ended(self, record: RoundRecord, groups: Mapping[str, PromptGroup]) -> None:
+    def ended(self, record: RoundRecord) -> None:
         self._parts.append(record.balancer)
 
 

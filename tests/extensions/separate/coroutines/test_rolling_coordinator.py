@@ -11,7 +11,7 @@ from recipe.async_dapo.rollout.coordinator import RoundEvent
 
 from ....support.coordinated import FakeBalancer, ended, take
 from ....support.fakes import FakeHandle
-from ....support.rounds import spec, tickets
+from ....support.rounds import spec, tickets, with_one_part
 from ....support.simulation import settle
 
 
@@ -20,8 +20,9 @@ def coordinator() -> RollingCoordinator:
 
 
 def rolling_spec(**options: Any) -> RollingSpec:
-    about = {"step": 1, "max_staleness": 1, "most_begun": 2, "target_valid_groups": 1}
-    return RollingSpec(**{f.name: getattr(spec(), f.name) for f in fields(RoundSpec)} | about | options)
+    about = {"step": 1, "max_staleness": 1, "most_begun": 2, "target_valid_groups": 1, "carried_valid_groups": 0}
+    common = {one.name: getattr(spec(), one.name) for one in fields(RoundSpec)}
+    return RollingSpec(**common | with_one_part(about | options))
 
 
 async def test_given_versions_that_overtake_each_other_then_groups_begin_under_the_newest_that_is_known() -> None:

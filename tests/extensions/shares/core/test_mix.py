@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.outcome import CarriedGroup, GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import AvailableGroups, OverSampling
-from recipe.async_dapo.core.pool import CarriedGroup
 from recipe.async_dapo.extensions.shares.mix import SourceMix, apportion
 
 from ....support.pool_run import fresh_group
@@ -28,8 +27,8 @@ def mix_of(
     batch: int | None = None,
     versions: int | None = 2,
 ) -> SourceMix:
-    over_sampling = OverSampling(target_valid_groups=target, batch_size=batch)
-    mix = SourceMix(over_sampling, carries=carries, versions=versions, begins_ahead=True)
+    over_sampling = OverSampling(target_valid_groups=target, batch_size=batch, versions=versions)
+    mix = SourceMix(over_sampling, carries=carries, begins_ahead=True)
     mix.begin(shares)
     return mix
 
