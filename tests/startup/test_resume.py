@@ -64,7 +64,7 @@ def checkpoint(run) -> list[bytes]:
     held = buffer(run)
     trajectories = [Trajectory(session_id=k) for k in range(4)]
     held.pool.add_drawn([PromptGroup(uid="a", prompt={}, drawn_at_step=1, trajectories=trajectories)])
-    held._over_sampling.observe(0.9)
+    held.mix.over_sampling.observe(0.9)
     return list(to_frames(held.state()))
 
 
