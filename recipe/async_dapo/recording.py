@@ -67,7 +67,8 @@ class TrajectoryRecorder:
         """A loop starts, or goes on where it was suspended, with the record that has come back.
 
         Args:
-            notify: is called when the trajectory is idle, and when it goes on.
+            notify: what a recorder whose calls may take long (`extensions/agents`) calls when the trajectory is idle,
+                and when it goes on; this one does not.
         """
         self.trajectory, self.runner, self.rests = trajectory, runner, False
         self.round_left_tok = math.inf if limit_tok is None else limit_tok

@@ -142,7 +142,7 @@ class RoundMachine(RuleBasedStateMachine):
         if self.idle[uid] < self.running[uid] if begins else self.idle[uid] > 0:
             change = 1 if begins else -1
             self.idle[uid] += change
-            self.round.note(uid, GroupEvent.WAITS if begins else GroupEvent.GOES_ON)
+            self.round.note(uid, GroupEvent.IDLE if begins else GroupEvent.GOES_ON)
 
     @rule(data=st.data(), verdict=VERDICTS)
     def report_what_is_not_running(self, data: st.DataObject, verdict: Verdict) -> None:

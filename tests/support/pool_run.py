@@ -76,7 +76,7 @@ class Run:
     def new_pool(self) -> PromptPool:
         return PromptPool(
             mix=Mix(OverSampling(target_valid_groups=self.target, batch_size=self.over_sampling)),
-            keeps_tokens=self.strategy_keeps,
+            mixes_versions=self.strategy_keeps,
             stop_rule=self.stop_rule,
             staleness=StalenessLimit(max_staleness=self.max_staleness),
             new_uid=self.new_uid,

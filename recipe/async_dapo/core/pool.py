@@ -82,7 +82,7 @@ class PromptPool:
 
     Args:
         mix: how many groups to hold, and which valid ones make up a batch.
-        keeps_tokens: whether interrupted groups keep what they have generated, and go on with it under the next policy.
+        mixes_versions: whether interrupted groups keep what they have generated, and go on under the next policy.
         stop_rule: decides the order in which valid groups are trained.
         staleness: how old trained tokens may be.
         new_uid: names a group whose prompt is tried again.
@@ -93,7 +93,7 @@ class PromptPool:
         self,
         *,
         mix: Mix,
-        keeps_tokens: bool,
+        mixes_versions: bool,
         stop_rule: StopRuleName,
         staleness: StalenessLimit,
         new_uid: Callable[[], str],
@@ -101,7 +101,7 @@ class PromptPool:
     ) -> None:
         self._watches = watches
         self.mix = mix
-        self._keeps_tokens = keeps_tokens
+        self._mixes_versions = mixes_versions
         self._stop_rule = stop_rule
         self._staleness = staleness
         self._new_uid = new_uid
@@ -286,7 +286,7 @@ class PromptPool:
         for group in unfinished:
             if self._in_round.pop(group.uid, None) is None:
                 continue
-            if self._keeps_tokens and group.has_started:
+            if self._mixes_versions and group.has_started:
                 self._buffer(group)
             else:
                 requeued.append(group)
@@ -320,7 +320,7 @@ class PromptPool:
         groups = [c.group for c in self._carried if c.uid in unfit or limit.is_too_stale(c.newest_version, step)] + [
             g
             for g in self._buffered
-            if not self._keeps_tokens
+            if not self._mixes_versions
             or g.is_lost
             or g.uid in unfit
             or limit.is_too_stale(max(g.versions(), default=None), step)

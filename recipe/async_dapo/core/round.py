@@ -33,7 +33,7 @@ class GroupEvent(StrEnum):
     """What happens in a group while it runs."""
 
     GENERATED = "generated"  # one of its trajectories has been generated to its end
-    WAITS = "waits"  # one of them is idle: it needs no engine for a while, and others generate in its stead
+    IDLE = "idle"  # one of them needs no engine for a while, and others generate in its stead
     GOES_ON = "goes_on"  # it generates again
     CERTAIN = "certain"  # two of them differ, so that the group will be valid, and others still run
 
@@ -188,7 +188,7 @@ class Round:
                 self._groups.end_trajectory(uid)
             case GroupEvent.CERTAIN:
                 self._groups.mark_certain(uid)
-            case GroupEvent.WAITS:
+            case GroupEvent.IDLE:
                 self._groups.note_idle(uid, 1)
             case GroupEvent.GOES_ON:
                 self._groups.note_idle(uid, -1)

@@ -7,7 +7,8 @@ worker starts those of the lowest rank first. It takes a group that rests on ano
 and if that one is not pinned.
 
 Trajectories of a group that runs may be `idle`, as while a tool runs: others generate in their stead. At a stop their
-group is given back like any other, and waits as BEGUN in the next round.
+group is given back like any other. Where tokens are kept it waits as BEGUN in the next round, and the call goes on in
+the worker (`extensions/agents/call_runner.py`).
 """
 
 from collections import Counter, deque

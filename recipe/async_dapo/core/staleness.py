@@ -1,10 +1,15 @@
 """Tokens by policy version: the bound on staleness, and how stale a batch is.
 
-What keeps a trained token from being too old: a group of which no token could be trained on any more is retired before
-a round, and one that would be too stale in the next step is finished first (`PromptPool`). A group starts only while it
-can be trained in time (`Round`; `Deadlines`, where engines have GPUs of their own), and only while so few trajectories
-are unfinished that the longest ends in time (`RoundSize`). Tokens that are too old all the same are masked out of the
-loss (`store.withhold`).
+What keeps a trained token from being too old:
+
+- before a round `PromptPool` retires a group of which no token could be trained on any more, names those that would be
+  too stale in the next step, for which `Round` does not halt, and has the oldest go first;
+- a fresh group starts only while it can be trained in time: `Quota.most_trainable`, which `Round` heeds, or `Deadlines`
+  where engines have GPUs of their own;
+- where the pool's size is not unlimited, so few trajectories are unfinished that the longest ends in time
+  (`RoundSize.most_unfinished`); a size that the user names wins;
+- an engine of its own GPUs that is too far behind takes no requests (`extensions/separate`: `max_lag`);
+- tokens that are too old all the same are masked out of the loss (`store.withhold`).
 """
 
 from collections import Counter

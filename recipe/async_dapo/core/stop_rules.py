@@ -7,9 +7,11 @@
                    again (`discard`), so do those that have ended beyond the prefix: their samples are the shorter ones.
 `drain`            B valid groups, then nothing new starts and everything running is awaited. Unbiased and slow.
 
-A new rule is a name here, a class that is notified of starts and ends, and its case in `rule_of` and
-`trains_as_started`. Options, pool and planner take the names from here; users read the comment of
-`async_dapo.stop_rule` in the yaml.
+A new rule is a name here, a class that is notified of starts and ends, its case in `rule_of` and `trains_as_started`,
+and the comment of `async_dapo.stop_rule` in the yaml, which users read. If groups are awaited behind it, or start
+again: `drains` and `draws_again` of `AsyncDAPOConfig`; whose default it is, and what it does not go with, is in
+`config/reading.py`. `extensions/separate` refuses it until its rounds that go on know it, and the planner tries it
+(`candidates.py`). Tests spell the names in `test_refusals.py`, and what each waits for in `test_round.py`.
 """
 
 from collections import deque
@@ -89,7 +91,7 @@ def rule_of(name: StopRuleName | None, missing: int) -> StopRule:
     match name:
         case None:
             return StopRule(missing=1)
-        case StopRuleName.FIRST_COMPLETED | StopRuleName.DRAIN:  # `drain` needs the same; it ends differently
+        case StopRuleName.FIRST_COMPLETED | StopRuleName.DRAIN:  # `drain` needs the same; see `RoundSpec.drains`
             return CompletionOrder(missing)
         case StopRuleName.FIFO:
             return StartOrder(missing)

@@ -2,12 +2,14 @@
 
 What notices that an engine died:
 
-    watch        at once: a call that waits in each of its servers fails when that dies
-    ask          a stop, an opening, a sleep, an aborted request: it has not answered in `engine_timeout_s`
+    watch        at once: a call that waits in each of its servers fails when that dies; a server ends with its engine's
+                 core (`started_server.py`)
+    ask          a stop, an opening, a sleep, an aborted request: it is dead, or has not answered in `engine_timeout_s`
     look_after   it gives no sign of life: asked every half `engine_timeout_s` of a round, and by a client whose request
                  is lost
 
 A training worker that brings weights in vain ends the engine's servers (`weights/adapter.py`), and `watch` notices.
+Where engines have GPUs of their own, one that takes no weights is struck off here, too (`extensions/separate`).
 """
 
 import asyncio

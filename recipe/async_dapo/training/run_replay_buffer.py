@@ -53,7 +53,7 @@ class RunReplayBuffer(ReplayBuffer):
         self.left_out = 0  # trajectories of a validation that failed [count]
         self.pool = self._pool_class(
             mix=self.mix,
-            keeps_tokens=options.mixes_versions,
+            mixes_versions=options.mixes_versions,
             stop_rule=options.stop_rule,
             staleness=options.staleness,
             new_uid=lambda: str(uuid4()),

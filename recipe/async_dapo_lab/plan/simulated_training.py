@@ -49,7 +49,7 @@ class TrainingRun:
         self._retries = 0
         self.pool = PromptPool(
             mix=self._mix,
-            keeps_tokens=self.options.keeps_tokens,
+            mixes_versions=self.options.mixes_versions,
             stop_rule=self.options.stop_rule,
             staleness=self.options.staleness,
             new_uid=self._new_uid,

@@ -53,7 +53,7 @@ class InCalls:
 
     def _begin(self) -> None:
         self._note(waits=True)
-        self._notify(GroupEvent.WAITS)
+        self._notify(GroupEvent.IDLE)
 
     def _note(self, *, waits: bool) -> None:
         if waits is not self._waits:

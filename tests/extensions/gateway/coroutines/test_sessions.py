@@ -328,5 +328,5 @@ async def test_given_a_session_then_it_waits_in_calls_while_its_agent_is_busy_an
 
     group, life = new_group(1), Life(slow, n=1)
     await finished(life, group)
-    assert [event.name for event in life.events] == ["WAITS", "GOES_ON", "GENERATED"]
+    assert [event.name for event in life.events] == ["IDLE", "GOES_ON", "GENERATED"]
     assert "".join(shown(group)).count("[") == 2

@@ -96,7 +96,7 @@ class Rolling(RuleBasedStateMachine):
     def new_pool(self) -> RollingPool:
         return RollingPool(
             mix=Mix(self.over_sampling),
-            keeps_tokens=True,
+            mixes_versions=True,
             stop_rule=StopRuleName.FIRST_COMPLETED,
             staleness=StalenessLimit(max_staleness=self.max_staleness),
             new_uid=self.new_uid,
@@ -468,7 +468,7 @@ def test_given_a_group_that_was_interrupted_before_its_first_token_then_it_finds
 def pool_with(*uids: str) -> RollingPool:
     pool = RollingPool(
         mix=Mix(OverSampling(target_valid_groups=1, batch_size=None)),
-        keeps_tokens=True,
+        mixes_versions=True,
         stop_rule=StopRuleName.FIRST_COMPLETED,
         staleness=StalenessLimit(max_staleness=1),
         new_uid=lambda: "again",
