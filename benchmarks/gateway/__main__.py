@@ -11,7 +11,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=path, default=Path("outputs/gateway/costs.csv"))
     file = parser.parse_args().output
-    need("agents", "gateway", "agent_programs", "chains", "chat_completions")
+    need("agents", "gateway", "http", "agent_programs", "chains", "chat_completions")
     from benchmarks.gateway.measure import measure
 
     costs = asyncio.run(measure())

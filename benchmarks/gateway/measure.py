@@ -17,7 +17,7 @@ from verl.workers.rollout.replica import TokenOutput
 from examples.agent_loop.dialogue import Dialogue
 from recipe.async_dapo.extensions.agent_programs.agent_host import AgentHost
 from recipe.async_dapo.extensions.gateway.black_box import BlackBoxAgent
-from recipe.async_dapo.extensions.gateway.server import Gateway
+from recipe.async_dapo.extensions.http.server import AgentServer
 from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
 QUESTION = [{"role": "user", "content": "47+4*03"}]
@@ -131,6 +131,6 @@ async def measure() -> pd.DataFrame:
     worker.model.gate = 0
     for name, agent in AGENTS.items():
         found.append(await _trajectories(f"gateway, {name}", partial(worker.through_gateway, agent)))
-    await (await Gateway.at("127.0.0.1")).stop()
+    await (await AgentServer.at("127.0.0.1")).stop()
     await AgentHost.of("functions").stop()
     return pd.DataFrame(found)

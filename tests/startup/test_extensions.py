@@ -1,5 +1,6 @@
 """A copy of the recipe may lack an extension: its option's value is refused by name, and nothing else changes."""
 
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -197,6 +198,19 @@ def test_a_folder_whose_extension_stands_on_a_missing_one_is_as_missing_and_that
     assert not of_options(run()), "no start loads them"
     told = {extensions.not_here(name) for name in standing}
     assert told == {f"extensions/{name} is not in this copy" for name in bottoms}
+
+
+def test_extensions_import_those_that_they_stand_on_and_no_others():
+    """Each arrow that `lint-imports` lets pass."""
+    config = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    contracts = {one["name"]: one for one in config["tool"]["importlinter"]["contracts"]}
+    for arrow in contracts["Extensions do not import each other"]["ignore_imports"]:
+        importer, imported = (name.removeprefix(f"{extensions.PACKAGE}.").split(".")[0] for name in arrow.split(" -> "))
+        if (FOLDER / importer).exists():
+            below = extensions.load(importer, "declared.DECLARED").stands_on
+            while below != imported:
+                assert below, arrow
+                below = extensions.load(below, "declared.DECLARED").stands_on
 
 
 STATEFUL = """

@@ -27,7 +27,7 @@ class Declared:
     Places where it plugs in are named as "module.attribute" of its folder; an empty one is not used.
 
     Attributes:
-        stands_on: another extension, which it may import, and without which it goes, too.
+        stands_on: another extension, without which it goes, too. It may import that one, and what that one stands on.
         together: rows that are judged as those of `TOGETHER` are, by the recipe's options, for the planner too.
         rules: rows that are judged as those of `startup/rules.py` are, by all options.
         option_tree: makes the `OptionTree` of `startup/overrides.py`; at most one in a copy.
@@ -60,7 +60,10 @@ class Declared:
         shipping: the `Shipping` of `runtime/shipping.py`; at most one in a copy.
         agent_program: makes the program of an agent, which `extensions/gateway` serves, of its entry's options: has
             `check()` and `run(address, key, sample)`. At most one in a copy.
-        api: an `Api` of `extensions/gateway/apis.py`, that agents may ask by.
+        agent_server: the class of the server that agents ask, which `extensions/gateway` opens its sessions at. Has
+            `check(options, config)`, before a run, and `await at(host)`: the server of an event loop, with `address`,
+            `open(session)`, which returns a key, and `close(key)`. At most one in a copy.
+        api: an `Api` of `extensions/http/apis.py`, that agents may ask by.
         conversation: a subclass of `Conversation` of `extensions/gateway/conversation.py`; at most one in a copy.
         reply_reader: a subclass of `ReplyReader` of `extensions/gateway/replies.py`; at most one in a copy.
         training_worker: a subclass of verl's `TrainingWorker`, of which each policy's is one; several are combined.
@@ -91,6 +94,7 @@ class Declared:
     driver: str = ""
     shipping: str = ""
     agent_program: str = ""
+    agent_server: str = ""
     api: str = ""
     conversation: str = ""
     reply_reader: str = ""

@@ -36,7 +36,7 @@ ConfigStore.instance().store(
 NODE = "rehearsal."
 CONFIG = "config.yaml"  # in the folder of results: the configuration of the run, there when all checks have passed
 KV_CACHE_DTYPE = "engine_kwargs.vllm.kv_cache_dtype"
-AGENTS_NEED = ("gateway", "agent_programs", "chat_completions")  # the extensions that scripted agents stand on
+AGENTS_NEED = ("gateway", "http", "agent_programs", "chat_completions")  # the extensions that scripted agents stand on
 
 
 class CompressedClock:

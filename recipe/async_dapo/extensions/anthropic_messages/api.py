@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ..gateway.apis import Api, check_parameters, event, number_of_tokens, stop_strings
-from ..gateway.messages import CONTEXT_FULL, Message, Refused, Reply, Request, text_of, tool_call
+from ..gateway.messages import CONTEXT_FULL, Message, Refused, Reply, Request, tool_call
+from ..http.apis import Api, check_parameters, event, number_of_tokens, stop_strings, text_of
 
 _SAID_BEFORE = ("thinking", "redacted_thinking")  # blocks of the model's reasoning
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 500: "api_error"}

@@ -4,7 +4,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ..gateway.apis import (
+from ..gateway.messages import Message, Refused, Reply, Request, tool_call
+from ..http.apis import (
     OPENAI_PING,
     Api,
     check_parameters,
@@ -13,8 +14,8 @@ from ..gateway.apis import (
     number_of_tokens,
     openai_error,
     stop_strings,
+    text_of,
 )
-from ..gateway.messages import Message, Refused, Reply, Request, text_of, tool_call
 
 
 def request_of(body: dict[str, Any]) -> Request:

@@ -17,9 +17,8 @@ from .conversation import conversation_class
 from .options import AgentOptions
 from .replies import reader_class
 from .result import METRIC, scored
-from .server import Gateway
 from .session import Session
-from .start_up import check_agent, check_trainable, program_of
+from .start_up import check_agent, check_trainable, program_of, server_of
 from .template import Template
 
 logger = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class BlackBoxAgent(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:
         options = self._options
-        gateway = await self._gateway()
+        server = await self._server()
         session = Session(
             self,
             sampling_params,
@@ -73,15 +72,15 @@ class BlackBoxAgent(AgentLoopBase):
             max_turns=options.max_turns,
             ignored=options.ignored_patterns,
         )
-        key = gateway.open(session)
+        key = server.open(session)
         context = contextvars.copy_context()
         context.run(current_recorder.set, None)  # what the agent does itself is in no record
-        agent = asyncio.create_task(self._agent(gateway.address, key, sample), name="agent", context=context)
+        agent = asyncio.create_task(self._agent(server.address, key, sample), name="agent", context=context)
         failure: BaseException | None = None
         try:
             failure = await self._watched(session, agent)
         finally:
-            gateway.close(key)
+            server.close(key)
             agent.cancel()
             try:
                 await asyncio.wait({agent})
@@ -98,8 +97,9 @@ class BlackBoxAgent(AgentLoopBase):
             self._count(session, {"gateway/failed_sessions": 1})
             raise
 
-    async def _gateway(self) -> Gateway:
-        return await Gateway.at(self._options.host)
+    async def _server(self) -> Any:
+        """Where the agent asks."""
+        return await server_of(self._options).at(self._options.host)
 
     def _template(self) -> Template:
         if self.tokenizer not in _templates:

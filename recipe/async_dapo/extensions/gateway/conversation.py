@@ -74,7 +74,7 @@ class Conversation:
         template: what `template_of` has found.
         written: texts of messages, as they are compared.
         show: given what they are behind, new messages, and their meanings, returns those that are rendered in their
-            place.
+            place; None: they are themselves.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Conversation:
         builder: Builder,
         *,
         template: Template,
-        written: Callable[[str], str] = str,
-        show: Show | None = None,
+        written: Callable[[str], str],
+        show: Show | None,
     ) -> None:
         self._builder = builder
         self._template = template

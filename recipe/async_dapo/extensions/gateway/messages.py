@@ -91,32 +91,7 @@ def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def text_of(content: Any) -> str:
-    """A message's content, which may be absent, text, or parts.
-
-    Raises:
-        Refused: for anything else, and for parts that are no text.
-    """
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):  # of an object the keys would be read
-        raise Refused(400, f"content must be text or a list of parts, not {type(content).__name__}")
-    texts = []
-    for part in content:
-        if isinstance(part, str):
-            texts.append(part)
-        elif part.get("type") in ("text", "input_text", "output_text"):
-            texts.append(part["text"])
-        elif part.get("type") == "refusal":
-            texts.append(part["refusal"])
-        else:
-            raise Refused(400, f"content of type {part.get('type')!r} is not served: only text is")
-    return "".join(texts)
-
-
-def meaning(message: Message, written: Callable[[str], str] = str) -> str:
+def meaning(message: Message, written: Callable[[str], str]) -> str:
     """What a message says, however a client writes it: in what order and with what blanks it has a call's arguments,
     with or without the model's reasoning. Two messages with the same meaning say the same.
 
@@ -170,11 +145,11 @@ def json_of(text: str | bytes) -> Any:
     try:
         value = json.loads(text, parse_constant=_no_number)
     except RecursionError:
-        raise too_deep() from None
+        raise _too_deep() from None
     level, depth = [value], 0
     while level := [inner for one in level for inner in _within(one)]:
         if (depth := depth + 1) > MOST_NESTED:
-            raise too_deep()
+            raise _too_deep()
     return value
 
 
@@ -187,7 +162,7 @@ def _within(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def too_deep() -> Refused:
+def _too_deep() -> Refused:
     return Refused(400, f"JSON may have {MOST_NESTED} objects and lists in each other, no more")
 
 

@@ -32,6 +32,7 @@ from ...recording import current_recorder, prompt_digest
 from .conversation import Answer, Row, conversation_class
 from .messages import CONTEXT_FULL, Message, Refused, Reply, Request
 from .replies import ReplyReader
+from .result import scored
 from .template import Template
 from .turn_ledger import TurnLedger
 
@@ -78,8 +79,8 @@ class Session:
         *,
         reader: ReplyReader,
         template: Template,
-        max_turns: int = 1000,
-        ignored: Sequence[re.Pattern[str]] = (),
+        max_turns: int,
+        ignored: Sequence[re.Pattern[str]],
     ) -> None:
         self._loop, self._params, self._reader, self._max_turns = loop, sampling_params, reader, max_turns
         self._ignored = ignored
@@ -139,6 +140,16 @@ class Session:
         self._refused_in_a_row = 0
         self._deliver(exchange, 1)  # at once: until then an equal request would be taken for the same one, sent again
         return exchange
+
+    def post(self, result: Any) -> None:
+        """The agent's result, while it runs.
+
+        Raises:
+            Refused: if it has no score.
+        """
+        if scored(result) is None:
+            raise Refused(400, "this has no reward: post a number, or an object with `reward`")
+        self.posted = result
 
     def undelivered(self, exchange: Exchange) -> None:
         """A client has gone before it had the whole reply."""

@@ -1,14 +1,12 @@
 """What can be known of an agent before a cluster starts: whether it can be started, read, and trained."""
 
-import math
-import resource
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-from ...config.extensions import declared, not_in_copy, of_copy
+from ...config.extensions import not_in_copy, of_copy
 from ...config.values import ConfigError
 from ...startup.model import load_by_verl
 from .conversation import conversation_class
@@ -19,8 +17,6 @@ from .template import Template
 _VERLS_ESTIMATORS = frozenset(one.value for one in AdvantageEstimator)
 # The first takes the last row of each trajectory; the others have no group.
 _RIGHT_ESTIMATORS = frozenset({"grpo", "gae", "reinforce_plus_plus"})
-FILES_A_SESSION = 4  # its connections in the worker; in the process of agents these, or a command's pipes
-FILES_BESIDE = 1024  # of a worker, or of a process of agents
 
 
 def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
@@ -34,11 +30,9 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
     """
     options = AgentOptions.of(values)
     program_of(options).check()
-    if not any(one.api for one in declared().values()):
-        raise options.cannot(not_in_copy("chat_completions", "that of another API"))
+    server_of(options).check(options, config)
     reader_class().check(options.parser)
     check_trainable(config)
-    _check_open_files(config)
     model = load_by_verl(config)
     model_type = getattr(model.hf_config, "model_type", None)
     builder = create_continuous_token_builder(
@@ -72,6 +66,18 @@ def program_of(options: AgentOptions) -> Any:
     return make(FILE, agent=options.agent, command=options.command, environment=options.environment)
 
 
+def server_of(options: AgentOptions) -> Any:
+    """The class of the server that the agent asks, as this copy has it.
+
+    Raises:
+        ConfigError: if it has none.
+    """
+    found = of_copy("agent_server")
+    if found is None:
+        raise options.cannot(not_in_copy("http", "write the agent as a loop"))
+    return found
+
+
 def check_trainable(config: DictConfig) -> None:
     """Routes of several chains, each with its own beginning, were never trained on, and a trajectory whose agent has
     several chains must not count several times in its group's mean.
@@ -90,16 +96,3 @@ def check_trainable(config: DictConfig) -> None:
         if "rloo" in str(estimator):
             remedy += "; with algorithm.norm_adv_by_std_in_grpo=False its advantages are rloo's times (n - 1) / n"
         raise ConfigError("algorithm.adv_estimator", estimator, f"{what}; {remedy}")
-
-
-def _check_open_files(config: DictConfig) -> None:
-    """Of one batch's sessions; workers raise their limit themselves, up to the hard one."""
-    rollout = config.actor_rollout_ref.rollout
-    sessions = math.ceil(config.data.train_batch_size * rollout.n / rollout.agent.num_workers)
-    needed, (_, hard) = FILES_BESIDE + FILES_A_SESSION * sessions, resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        what = f"{sessions} sessions that a worker may have open at once take {needed} open files"
-        remedy = (
-            f"raise the hard limit (ulimit -Hn {needed}; in docker --ulimit nofile={needed}) on every node, or set "
-        )
-        raise ConfigError("ulimit -Hn", hard, f"{what}; {remedy}more actor_rollout_ref.rollout.agent.num_workers")

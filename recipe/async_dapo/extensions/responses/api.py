@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from ..gateway.apis import (
+from ..gateway.messages import Message, Refused, Reply, Request, tool_call
+from ..http.apis import (
     OPENAI_PING,
     Api,
     check_parameters,
@@ -18,8 +19,8 @@ from ..gateway.apis import (
     number_of_tokens,
     openai_error,
     other_distribution,
+    text_of,
 )
-from ..gateway.messages import Message, Refused, Reply, Request, text_of, tool_call
 
 _LOG_PROBS = "message.output_text.logprobs"  # in `include`
 _CALL, _RESULT, _SAID, _THOUGHT = "function_call", "function_call_output", "message", "reasoning"

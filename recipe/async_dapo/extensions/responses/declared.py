@@ -2,4 +2,4 @@
 
 from ...config.extensions import Declared
 
-DECLARED = Declared(stands_on="gateway", api="api.API")
+DECLARED = Declared(stands_on="http", api="api.API")

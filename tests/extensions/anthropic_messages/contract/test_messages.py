@@ -8,14 +8,14 @@ import pytest
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.extensions.anthropic_messages import api
 
-from ...gateway.support.by_an_sdk import (
+from ...gateway.support.played import ADDED, THOUGHT_AND_CALL, rows
+from ...gateway.support.world import ADD, QUESTION
+from ...http.support.by_an_sdk import (
     WHERE,
     check_a_late_refusal_is_told,
     check_errors_are_told,
     check_nothing_is_asked_again,
 )
-from ...gateway.support.played import ADDED, THOUGHT_AND_CALL, rows
-from ...gateway.support.world import ADD, QUESTION
 
 
 @pytest.mark.skipif(not {"chains", "reply_formats"} <= declared().keys(), reason="this copy reads no calls, or chains")

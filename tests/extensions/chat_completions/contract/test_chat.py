@@ -12,14 +12,14 @@ from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.extensions.chat_completions import api
 from recipe.async_dapo.extensions.gateway.messages import tool_call
 
-from ...gateway.support.by_an_sdk import (
+from ...gateway.support.played import NESTED, THOUGHT_AND_CALL, by_chat, openai_client, play, rows
+from ...gateway.support.world import ADD, QUESTION, texts
+from ...http.support.by_an_sdk import (
     WHERE,
     check_a_late_refusal_is_told,
     check_errors_are_told,
     check_nothing_is_asked_again,
 )
-from ...gateway.support.played import NESTED, THOUGHT_AND_CALL, by_chat, openai_client, play, rows
-from ...gateway.support.world import ADD, QUESTION, texts
 
 
 @pytest.mark.skipif("reply_formats" not in declared(), reason="this copy reads no calls")

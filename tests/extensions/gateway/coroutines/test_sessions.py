@@ -12,8 +12,7 @@ from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.extensions.gateway import black_box
-from recipe.async_dapo.extensions.gateway.apis import check_parameters
-from recipe.async_dapo.extensions.gateway.messages import Refused, Request, meaning, text_of, tool_call
+from recipe.async_dapo.extensions.gateway.messages import Refused, Request, meaning, tool_call
 from recipe.async_dapo.extensions.gateway.session import Session
 from recipe.async_dapo.rollout.packed_output import TIMED
 
@@ -255,19 +254,6 @@ async def test_given_a_time_in_the_prompt_when_its_agent_runs_again_then_it_goes
         assert "has asked for something else when it ran again" in caplog.text and "time" in caplog.text
     else:
         assert "time 0" in shown_prompt(group), "the first words stay"
-
-
-@pytest.mark.parametrize("content", [{"type": "text", "text": "What is a loon?"}, 3])
-def test_given_content_that_is_neither_text_nor_a_list_then_its_request_is_refused(content: Any) -> None:
-    with pytest.raises(Refused, match="content must be text or a list of parts"):
-        text_of(content)
-
-
-def test_given_a_wish_for_one_call_at_a_time_then_it_is_told_as_without_effect() -> None:
-    assert check_parameters({"parallel_tool_calls": False, "seed": 3}) == ("seed", "parallel_tool_calls")
-    choice = {"type": "auto", "disable_parallel_tool_use": True}
-    assert check_parameters({"tool_choice": choice}) == ("disable_parallel_tool_use",)
-    assert check_parameters({"parallel_tool_calls": True, "tool_choice": {"type": "auto"}}) == ()
 
 
 def test_given_patterns_that_are_ignored_then_each_acts_within_one_text_of_a_message() -> None:

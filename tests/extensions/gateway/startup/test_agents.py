@@ -1,7 +1,6 @@
 """An agent's entry, and what this copy lacks for it, before a cluster starts."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from recipe.async_dapo.extensions.gateway.black_box import BlackBoxAgent
 from recipe.async_dapo.extensions.gateway.conversation import Conversation
 from recipe.async_dapo.extensions.gateway.messages import Refused
 from recipe.async_dapo.extensions.gateway.options import AgentOptions
-from recipe.async_dapo.extensions.gateway.start_up import program_of
+from recipe.async_dapo.extensions.gateway.start_up import program_of, server_of
 from recipe.async_dapo.extensions.gateway.template import Template
 
 from ..support.world import ADD, TEMPLATE, TOKENIZER, builder_of
@@ -47,12 +46,15 @@ def test_given_an_entry_that_cannot_work_then_it_is_refused_by_key_value_and_rem
 
 
 @pytest.mark.parametrize("entry", [{"agent": "a:b"}, {"command": ["bash", "solve.sh"]}])
-def test_given_a_copy_that_starts_no_programs_then_an_entry_of_one_is_refused_by_name(entry, monkeypatch) -> None:
+@pytest.mark.parametrize(("needs", "name"), [(program_of, "agent_programs"), (server_of, "http")])
+def test_given_a_copy_that_starts_no_programs_or_has_no_server_then_an_entry_of_one_is_refused_by_name(
+    needs, name, entry, monkeypatch
+) -> None:
     monkeypatch.setattr(start_up, "of_copy", lambda place: None)
     [(key, value)] = entry.items()
     with pytest.raises(ConfigError) as refused:
-        program_of(AgentOptions.of(entry))
-    assert f"path, {key}={value}: extensions/agent_programs is not in this copy; copy that" in str(refused.value)
+        needs(AgentOptions.of(entry))
+    assert f"path, {key}={value}: extensions/{name} is not in this copy; copy that" in str(refused.value)
 
 
 ROUTES = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
@@ -98,15 +100,6 @@ def test_given_a_copy_that_knows_no_formats_then_a_parser_and_tools_are_refused_
 def test_given_a_copy_without_chains_then_a_warning_says_what_becomes_of_turns() -> None:
     [told] = Conversation.warnings(builder_of(TEMPLATE)[0], TOKENIZER)
     assert told == "each turn is trained as a row of its own: extensions/chains is not in this copy"
-
-
-def test_given_a_copy_with_no_api_then_an_entry_is_refused_by_name(monkeypatch) -> None:
-    monkeypatch.setattr(start_up, "declared", dict)
-    monkeypatch.setattr(start_up, "program_of", lambda options: SimpleNamespace(check=lambda: None))
-    with pytest.raises(
-        ConfigError, match="path, agent=a:b: extensions/chat_completions is not in this copy; copy that"
-    ):
-        start_up.check_agent({"agent": "a:b"}, OmegaConf.create())
 
 
 def test_given_an_agent_whose_score_is_the_functions_then_its_rows_need_what_that_is_given() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import openai
 
-from recipe.async_dapo.extensions.gateway.server import Gateway
+from recipe.async_dapo.config.extensions import of_copy
 
 from .world import HttpAgent, Life, check_rows, new_group, shown, texts
 
@@ -33,7 +33,7 @@ def play(agent: HttpAgent | None, *, n: int = 1, limit_s: float = 300, **options
             outcome = await asyncio.wait_for(life.round(group), limit_s)
         finally:
             await life.end()
-            await (await Gateway.at(options.get("host", "127.0.0.1"))).stop()
+            await (await of_copy("agent_server").at(options.get("host", "127.0.0.1"))).stop()
             if "command" in options:
                 from recipe.async_dapo.extensions.agent_programs.agent_host import AgentHost
 

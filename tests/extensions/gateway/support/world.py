@@ -23,7 +23,6 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.extensions.agents.kept_loops import KeptLoops
 from recipe.async_dapo.extensions.gateway.black_box import BlackBoxAgent
-from recipe.async_dapo.extensions.gateway.server import Gateway
 from recipe.async_dapo.extensions.gateway.session import Session
 from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
@@ -118,6 +117,18 @@ class TextServer(ScriptedServer):
         return self._left[id(request)][len(request.token_ids)]
 
 
+class NoServer:
+    """In the place of a server, in virtual time: an agent of a test asks its session itself."""
+
+    address = "nowhere"
+
+    def open(self, session: Session) -> str:
+        return "no key"
+
+    def close(self, key: str) -> None:
+        pass
+
+
 class Box(BlackBoxAgent):
     """Its agent is a test's, and in virtual time it has no sockets."""
 
@@ -127,8 +138,8 @@ class Box(BlackBoxAgent):
         super().__init__(*args, **options)
         self.opened: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
 
-    async def _gateway(self) -> Gateway:
-        return await super()._gateway() if self.has_sockets else Gateway("nowhere")
+    async def _server(self) -> Any:
+        return await super()._server() if self.has_sockets else NoServer()
 
     @property
     def session(self) -> Session:

@@ -9,9 +9,9 @@ import pytest
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.extensions.responses import api
 
-from ...gateway.support.by_an_sdk import WHERE, check_a_late_refusal_is_told, check_errors_are_told
 from ...gateway.support.played import ADDED, THOUGHT_AND_CALL, openai_client, play, rows
 from ...gateway.support.world import ADD, QUESTION, texts
+from ...http.support.by_an_sdk import WHERE, check_a_late_refusal_is_told, check_errors_are_told
 
 TOOL = {"type": "function", "strict": True} | ADD["function"]
 Items = list[Any]

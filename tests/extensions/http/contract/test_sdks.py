@@ -3,8 +3,6 @@
 import asyncio
 import io
 import logging
-import threading
-from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,13 +11,11 @@ import pytest
 import ray
 
 from recipe.async_dapo.config.extensions import declared
-from recipe.async_dapo.core.outcome import Cause, TrajectoryFailed
-from recipe.async_dapo.extensions.gateway import server
-from recipe.async_dapo.extensions.gateway.session import Session
+from recipe.async_dapo.extensions.http import server
 
+from ...gateway.support.played import by_chat, openai_client, play, rows
+from ...gateway.support.world import QUESTION, shown, texts
 from ..support.by_an_sdk import LIMIT_S, TOKEN_S
-from ..support.played import by_chat, openai_client, play, rows
-from ..support.world import QUESTION, HttpAgent, shown, texts
 
 pytestmark = pytest.mark.skipif("chat_completions" not in declared(), reason="this copy serves no chat completions")
 
@@ -126,60 +122,6 @@ def test_given_other_keys_paths_and_bodies_then_nothing_of_a_session_is_told() -
     assert group.trajectories[0].outputs[-1].rest.reward_score == 0.25, "what is posted counts before what is returned"
 
 
-async def nothing(address: str, key: str, sample: dict[str, Any]) -> float:
-    return 1.0
-
-
-async def crashes(address: str, key: str, sample: dict[str, Any]) -> None:
-    async with openai_client(address, key) as client:
-        await by_chat(client, QUESTION)
-    raise KeyError("oops")
-
-
-async def hangs(address: str, key: str, sample: dict[str, Any]) -> None:
-    async with openai_client(address, key) as client:
-        await by_chat(client, QUESTION)
-    await its_time_is_over()
-
-
-async def its_time_is_over() -> None:
-    HANGS.set()
-    await asyncio.Event().wait()
-
-
-async def posts_and_crashes(address: str, key: str, sample: dict[str, Any]) -> None:
-    async with openai_client(address, key) as client:
-        await by_chat(client, QUESTION)
-        await client.post(f"{address}/reward", body={"reward": 0.25}, cast_to=object)
-    raise TrajectoryFailed("agent_failed", Cause("its own"))
-
-
-async def posts_and_hangs(address: str, key: str, sample: dict[str, Any]) -> None:
-    with suppress(TrajectoryFailed):
-        await posts_and_crashes(address, key, sample)
-    await its_time_is_over()
-
-
-async def says_more(address: str, key: str, sample: dict[str, Any]) -> dict[str, float]:
-    await says_nothing(address, key, sample)
-    return {"reward": 1.0, "steps": 2}
-
-
-async def says_nothing(address: str, key: str, sample: dict[str, Any]) -> str:
-    async with openai_client(address, key) as client:
-        await by_chat(client, QUESTION)
-    return "done"
-
-
-async def asks_for_what_it_does_not_get(address: str, key: str, sample: dict[str, Any]) -> None:
-    async with openai_client(address, key) as client:
-        while True:
-            try:
-                await by_chat(client, QUESTION, n=2)
-            except openai.BadRequestError:
-                continue
-
-
 async def gives_up(address: str, key: str, sample: dict[str, Any]) -> float:
     """It ends while its second request is open."""
     async with openai_client(address, key, max_retries=0) as client:
@@ -187,66 +129,6 @@ async def gives_up(address: str, key: str, sample: dict[str, Any]) -> float:
         with pytest.raises(openai.APITimeoutError):
             await by_chat(client.with_options(timeout=LIMIT_S), messages)
     return 1.0
-
-
-HANGS = threading.Event()  # an agent of this test does; no machine is so slow that one is late before
-
-
-Case = tuple[HttpAgent, dict[str, Any], str, float | None]
-
-
-FAILURES: dict[str, Case] = {
-    "asks nothing": (nothing, {}, "agent_without_turn", None),
-    "asks nothing, and failures score 0": (nothing, {"on_failure": "score_zero"}, "agent_without_turn", None),
-    "crashes": (crashes, {}, "generation_error", None),
-    "is silent": (hangs, {"silence_s": 0.1}, "agent_silent", None),
-    "is late": (hangs, {"time_limit_s": 0.1}, "agent_timeout", None),
-    "is late, and what there is counts": (hangs, {"time_limit_s": 0.1, "on_time_limit": "score"}, "", 0.0),
-    "is late, and failures score 0": (hangs, {"time_limit_s": 0.1, "on_failure": "score_zero"}, "", 0.0),
-    "is late, and the function scores what there is": (
-        hangs,
-        {"time_limit_s": 0.1, "on_time_limit": "score", "reward": "function"},
-        "",
-        0.5,
-    ),
-    "is late, and what it has posted counts": (
-        posts_and_hangs,
-        {"time_limit_s": 0.1, "on_time_limit": "score", "on_failure": "score_zero"},
-        "",
-        0.25,
-    ),
-    "crashes behind its reward, and failures score 0": (posts_and_crashes, {"on_failure": "score_zero"}, "", 0.0),
-    "crashes before the function scores, and failures score 0": (
-        posts_and_crashes,
-        {"on_failure": "score_zero", "reward": "function"},
-        "",
-        0.0,
-    ),
-    "lacks what groups are filtered by": (says_more, {"filtered_by": "right"}, "agent_without_result", None),
-    "lacks that, and failures score 0": (says_more, {"filtered_by": "right", "on_failure": "score_zero"}, "", 0.0),
-    "has what groups are filtered by": (says_more, {"filtered_by": "steps"}, "", 1.0),
-    "has no result": (says_nothing, {}, "agent_without_result", None),
-    "leaves the reward to the function": (says_nothing, {"reward": "function"}, "", 0.5),
-    "is refused again and again": (asks_for_what_it_does_not_get, {}, "agent_refused", None),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", FAILURES)
-def test_given_an_agent_that_fails_then_its_reason_is_counted_and_it_never_counts_as_a_zero_unasked(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    HANGS.clear()
-    for name in ("own_s", "silent_s"):
-        monkeypatch.setattr(Session, name, property(lambda _: 60.0 if HANGS.is_set() else 0.0))
-    agent, options, reason, score = FAILURES[what]
-    outcome, group, life = play(agent, says=texts("yes"), **options)
-    assert outcome.reason == reason, outcome.cause
-    assert life.counted["gateway/sessions"] == 1 and life.counted["gateway/failed_sessions"] == bool(reason)
-    if "filtered_by" in options and reason:
-        assert "has only ['acc', 'steps'], and groups are filtered by right: return this" in outcome.cause.summary
-    if score is not None:
-        assert group.trajectories[0].outputs[-1].rest.reward_score == score
 
 
 @pytest.mark.slow

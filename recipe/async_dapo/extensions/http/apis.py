@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...config.extensions import declared, load, not_in_copy
-from .messages import Refused, Reply, Request
+from ..gateway.messages import Refused, Reply, Request
 
 OF_EXTENSIONS = {  # which a copy may lack
     "chat_completions": "/v1/chat/completions",
@@ -134,6 +134,31 @@ def number_of_tokens(body: dict[str, Any], *names: str) -> int | None:
                 raise Refused(400, f"{name} must be a positive number of tokens, not {given!r}")
             return given
     return None
+
+
+def text_of(content: Any) -> str:
+    """A message's content, which may be absent, text, or parts.
+
+    Raises:
+        Refused: for anything else, and for parts that are no text.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):  # of an object the keys would be read
+        raise Refused(400, f"content must be text or a list of parts, not {type(content).__name__}")
+    texts = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif part.get("type") in ("text", "input_text", "output_text"):
+            texts.append(part["text"])
+        elif part.get("type") == "refusal":
+            texts.append(part["refusal"])
+        else:
+            raise Refused(400, f"content of type {part.get('type')!r} is not served: only text is")
+    return "".join(texts)
 
 
 def stop_strings(given: Any) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo_lab.rehearsal import agents, scripted_agent
 
-from ..support.played import play
-from ..support.world import QUESTION, shown, texts
+from ...gateway.support.played import play
+from ...gateway.support.world import QUESTION, shown, texts
 
 by_chats = pytest.mark.skipif("chat_completions" not in declared(), reason="this copy serves no chat completions")
 ENTRIES = """

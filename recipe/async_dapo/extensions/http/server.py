@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import json
 import logging
+import math
 import platform
 import resource
 import secrets
@@ -24,20 +25,23 @@ from weakref import WeakKeyDictionary
 
 import ray
 from aiohttp import web
+from omegaconf import DictConfig
 
+from ...config.extensions import declared, not_in_copy
 from ...config.values import ConfigError
 from ...core.outcome import Cause, KnownPlaces
+from ..gateway.messages import Refused, Reply, Request, json_of
+from ..gateway.options import FILE, NODE, AgentOptions
+from ..gateway.session import Exchange, Session
 from .apis import Api, apis, event, openai_error
-from .messages import Refused, Reply, Request, json_of
-from .options import FILE, NODE
-from .result import scored
-from .session import Exchange, Session
 
 logger = logging.getLogger(__name__)
 
 PING_S = 3.0
 MOST_BYTES = 64 * 2**20  # of a request: a history of millions of tokens
 _FILES = 65536  # two sockets a session pass the usual limit of 1,024
+_FILES_A_SESSION = 4  # its connections in the worker; in the process of agents these, or a command's pipes
+_FILES_BESIDE = 1024  # of a worker, or of a process of agents
 _RESENT = "x-stainless-retry-count"  # the SDKs of both vendors count their retries here
 
 _logged = KnownPlaces()  # of this worker
@@ -45,14 +49,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ErrorOf = Callable[[Refused], dict[str, Any]]
 
 
-class Gateway:
+class AgentServer:
     """Serves the sessions of one event loop.
 
     Args:
         host: see `AgentOptions`.
     """
 
-    _of_loops: ClassVar[WeakKeyDictionary[Any, "dict[str, asyncio.Task[Gateway]]"]] = WeakKeyDictionary()
+    _of_loops: ClassVar[WeakKeyDictionary[Any, "dict[str, asyncio.Task[AgentServer]]"]] = WeakKeyDictionary()
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -62,7 +66,27 @@ class Gateway:
         self.address = ""
 
     @classmethod
-    async def at(cls, host: str) -> "Gateway":
+    def check(cls, options: AgentOptions, config: DictConfig) -> None:
+        """What can be known before a cluster starts. Workers raise their limit of open files themselves, up to the hard
+        one.
+
+        Raises:
+            ConfigError: if the agent could ask by no API, or a worker could not open what one batch's sessions take.
+        """
+        if not any(one.api for one in declared().values()):
+            raise options.cannot(not_in_copy("chat_completions", "that of another API"))
+        rollout = config.actor_rollout_ref.rollout
+        sessions = math.ceil(config.data.train_batch_size * rollout.n / rollout.agent.num_workers)
+        needed, (_, hard) = _FILES_BESIDE + _FILES_A_SESSION * sessions, resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            what = f"{sessions} sessions that a worker may have open at once take {needed} open files"
+            remedy = (
+                f"raise the hard limit (ulimit -Hn {needed}; in docker --ulimit nofile={needed}) on every node, or set "
+            )
+            raise ConfigError("ulimit -Hn", hard, f"{what}; {remedy}more actor_rollout_ref.rollout.agent.num_workers")
+
+    @classmethod
+    async def at(cls, host: str) -> "AgentServer":
         """The one of the running event loop, started with the first session."""
         started = cls._of_loops.setdefault(asyncio.get_running_loop(), {})
         if host not in started:
@@ -70,7 +94,7 @@ class Gateway:
             started[host] = asyncio.create_task(cls(host)._start(), name="gateway", context=own)
         return await asyncio.shield(started[host])
 
-    async def _start(self) -> "Gateway":
+    async def _start(self) -> "AgentServer":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
         if soft < wanted:
@@ -147,10 +171,7 @@ class Gateway:
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         session = self._session_of(request)
-        posted = await _json_of(request)
-        if scored(posted) is None:
-            raise Refused(400, "this has no reward: post a number, or an object with `reward`")
-        session.posted = posted
+        session.post(await _json_of(request))
         return web.json_response({"ok": True})
 
     async def _answer(self, api: Api, http: web.Request) -> web.StreamResponse:

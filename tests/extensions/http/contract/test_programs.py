@@ -8,8 +8,8 @@ import pytest
 
 from recipe.async_dapo.config.extensions import declared
 
-from ..support.played import play
-from ..support.world import check_rows, shown, texts
+from ...gateway.support.played import play
+from ...gateway.support.world import check_rows, shown, texts
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "agent_program"
 CALL = 'I add. <tool_call>{"name": "add",  "arguments": {"a":1,"b":2}}</tool_call>'

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.core.outcome import KnownPlaces
-from recipe.async_dapo.extensions.gateway import server
 from recipe.async_dapo.extensions.gateway.session import Session
+from recipe.async_dapo.extensions.http import server
 
-from .played import play
-from .world import texts
+from ...gateway.support.played import play
+from ...gateway.support.world import texts
 
 Ask = Callable[..., Awaitable[str]]  # of address, key, and options of the SDK: what the model says to a question
 ANSWER_TOK, TOKEN_S, LIMIT_S, PINGS_S = 20, 0.2, 2.0, 0.1  # a machine may stand still for nearly as long as the limit

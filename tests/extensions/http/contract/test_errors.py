@@ -9,13 +9,11 @@ import pytest
 
 from recipe.async_dapo.config.extensions import declared, load
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
-from recipe.async_dapo.extensions.gateway import apis
-from recipe.async_dapo.extensions.gateway.messages import Refused
 from recipe.async_dapo.extensions.gateway.session import Session
 from recipe.async_dapo.recording import current_recorder
 
-from ..support.played import by_chat, openai_client, play
-from ..support.world import QUESTION, texts
+from ...gateway.support.played import by_chat, openai_client, play
+from ...gateway.support.world import QUESTION, texts
 
 by_chats = pytest.mark.skipif("chat_completions" not in declared(), reason="this copy serves no chat completions")
 
@@ -23,43 +21,6 @@ by_chats = pytest.mark.skipif("chat_completions" not in declared(), reason="this
 async def asked(address: str, key: str, **options: Any) -> str:
     async with openai_client(address, key, **options) as client:
         return str((await by_chat(client, QUESTION)).content)
-
-
-def lacks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {other: one for other, one in declared().items() if other != name}
-    monkeypatch.setattr(apis, "declared", lambda: there)
-
-
-@pytest.mark.parametrize("name", apis.OF_EXTENSIONS)
-def test_given_an_api_whose_extension_this_copy_lacks_then_what_it_is_asked_is_refused_with_the_folder_s_name(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lacks(name, monkeypatch)
-    path = apis.OF_EXTENSIONS[name]
-    [api] = [one for one in apis.apis() if one.path == path]
-    with pytest.raises(Refused, match=f"{path} is not served: extensions/{name} is not in this copy") as refused:
-        api.request_of({})
-    assert refused.value.status == 404
-
-
-@by_chats
-@pytest.mark.parametrize("name", apis.OF_EXTENSIONS.keys() - {"chat_completions"})
-def test_given_an_api_whose_extension_this_copy_lacks_then_its_path_answers_404_and_others_serve(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lacks(name, monkeypatch)
-
-    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
-        path = apis.OF_EXTENSIONS[name]
-        async with openai_client(address, key, max_retries=0) as client:
-            with pytest.raises(openai.NotFoundError, match=f"{path} is not served: extensions/{name} is not in this"):
-                await client.post(f"{address}{path}", body={}, cast_to=object)
-        assert await asked(address, key) == "yes"
-        return 1.0
-
-    outcome, _, life = play(agent, says=texts("yes"))
-    assert not outcome.reason, outcome.cause
-    assert life.counted["gateway/requests"] == 2 and life.counted["gateway/refused"] == 1
 
 
 @by_chats
