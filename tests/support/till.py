@@ -19,7 +19,8 @@ DIARY = "loops.jsonl"  # of every interruption and every end of an agent loop
 PROCESSES = "processes.jsonl"  # that loops have started
 
 SLOW_S = 12.0  # of a call that outlives its round
-STEP_S = 30.0  # longest wait for the end of a step, which may wait for the group of this call
+STEP_S = 30.0  # longest wait for the end of a step that may wait for the group of this call
+NEVER_NEEDED_S = 600.0  # of one that never does: in so few steps no token grows too old
 LOOKS_EVERY_S = 0.1
 
 _over_a_step = asyncio.Lock()  # of the one call that waits for it, in each process
@@ -49,14 +50,18 @@ def recover(call: str) -> str:
 
 
 @unknown_calls("fail_trajectory", recover)
-async def pay(length: int, may_wait: bool) -> str:
-    """Here. One call at a time waits for the end of the step, so that one is under way when the round ends."""
+async def pay(length: int, wait_s: float) -> str:
+    """Here. One call at a time waits for the end of the step, so that one is under way when the round ends.
+
+    Args:
+        wait_s: no longer than this; 0: none waits [s].
+    """
     answer = till_server.answer_to(length)
     till_server.write_line(str(_folder() / LEDGER), call=call_id(), answer=answer, died=False)
-    if may_wait and not _over_a_step.locked():
+    if wait_s and not _over_a_step.locked():
         async with _over_a_step:
             step = _steps()
-            for _ in range(int(STEP_S / LOOKS_EVERY_S)):
+            for _ in range(int(wait_s / LOOKS_EVERY_S)):
                 await asyncio.sleep(LOOKS_EVERY_S)
                 if _steps() != step:
                     break

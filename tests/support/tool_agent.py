@@ -75,7 +75,7 @@ class NextProblemLoop(ToolAgentLoop):
                     await total.add(len(answer))  # and has more to run
                 if dialogue.turns == TURNS or dialogue.is_full:
                     return dialogue.output()
-                problem = await recorded(till.pay, len(answer), may_wait=is_training)
+                problem = await recorded(till.pay, len(answer), wait_s=till.STEP_S if is_training else 0.0)
                 await dialogue.tell(problem)
         finally:
             if total is not None:

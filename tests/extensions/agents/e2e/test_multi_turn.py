@@ -4,9 +4,10 @@ Under `partial`, CoPRIS's fixed concurrency and the limit of tokens a round act 
 the run is killed once: what is greedy must come out as in the validation, which nothing interrupts.
 
 Nightly: in every run of the tests the gateway's training has loops with a state and recorded calls, which are made once
-over stops and a kill, and what its loops sample is compared token by token. `tests/e2e/test_two_nodes.py` has verl's
-loop with a tool, which nothing interrupts; `tests/e2e/test_partial_rollout.py` the limit of tokens. `coroutines/` of
-this extension plays sandboxes and kept loops at every moment; that of `tools`, verl's loop and tools.
+over stops and a kill, one of them under way at each stop, and what its loops sample is compared token by token.
+`tests/e2e/test_two_nodes.py` has verl's loop with a tool, which nothing interrupts;
+`tests/e2e/test_partial_rollout.py` the limit of tokens. `coroutines/` of this extension plays sandboxes and kept loops
+at every moment; that of `tools`, verl's loop and tools.
 """
 
 from collections import Counter

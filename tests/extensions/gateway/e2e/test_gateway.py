@@ -105,6 +105,7 @@ def test_given_rounds_that_stop_in_turns_and_a_kill_then_requests_go_on_under_ot
 def test_given_recorded_calls_when_rounds_stop_and_workers_are_killed_then_each_is_made_once(run) -> None:
     paid = Counter(charge["call"] for charge in till.lines(run.folder / till.LEDGER))
     assert len(paid) > STEPS * PROMPTS_PER_STEP and set(paid.values()) == {1}
+    assert sum(run.metric("async_dapo/calls/carried")) > 0, "no call was under way at a stop"
     assert sum(run.metric("async_dapo/calls/replayed")) > 0, "none was answered from the record after the kill"
     assert max(run.metric("async_dapo/calls/kept_loops")) > 0 == sum(run.metric("async_dapo/calls/lost_loops"))
 

@@ -1,5 +1,6 @@
 """At temperature 0: of two sessions of a prompt one is a loop written inside, the other goes through the gateway. Both
-write the same diary, a line a session. The loop inside pays for each turn.
+write the same diary, a line a session. The loop inside pays for each turn; in each round one of these calls goes on
+until the step has been trained.
 """
 
 import json
@@ -54,7 +55,7 @@ class HalfAndHalf(BlackBoxAgent):
         answer = await dialogue.ask()
         for _ in range(TURNS - 1):
             if not dialogue.is_full:
-                await recorded(till.pay, len(answer), may_wait=False)
+                await recorded(till.pay, len(answer), wait_s=till.NEVER_NEEDED_S)
                 await dialogue.tell(CHECK["content"])
             if not dialogue.is_full:
                 answer = await dialogue.ask()
