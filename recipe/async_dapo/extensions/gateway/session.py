@@ -124,19 +124,16 @@ class Session:
         self.counts["requests"] += 1
         try:
             exchange = self._exchange_of(request, is_again=is_again)
+            exchange.clients += 1
+            self._count_clients(1)
+            try:
+                await asyncio.shield(exchange.reply)
+            finally:
+                exchange.clients -= 1
+                self._count_clients(-1)
         except Refused as refused:
             self.refuse(refused)
             raise
-        exchange.clients += 1
-        self._count_clients(1)
-        try:
-            await asyncio.shield(exchange.reply)
-        except Refused as refused:
-            self.refuse(refused)
-            raise
-        finally:
-            exchange.clients -= 1
-            self._count_clients(-1)
         self._refused_in_a_row = 0
         self._deliver(exchange, 1)  # at once: until then an equal request would be taken for the same one, sent again
         return exchange
