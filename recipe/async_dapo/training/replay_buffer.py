@@ -1,5 +1,6 @@
 """Event-driven replay buffer: opens a round, waits for its stop, and hands exactly B valid groups to the trainer."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -23,6 +24,10 @@ from .too_few_groups import check_part
 
 class RoundReplayBuffer(RunReplayBuffer):
     """Serves verl's `sample` for the training and the validation partition; never polls."""
+
+    withheld_tok = 0  # of the batch in training [tokens]
+    _has_opened = False
+    _num_gen_batches: Mapping[str, Fraction] = {}  # of the step, by part of the mix
 
     def open_round(self, step: int) -> None:
         """Top the pool up to the over-sampling target and start the step's round."""
@@ -120,4 +125,4 @@ class RoundReplayBuffer(RunReplayBuffer):
         held = self.source.held
         groups = self.source.draw(count, step, part)
         self.pool.add_drawn(groups, held_back=self.source.held - held)
-        self._num_gen_batches = self._num_gen_batches | {part: batches + self._num_gen_batches.get(part, 0)}
+        self._num_gen_batches = {**self._num_gen_batches, part: batches + self._num_gen_batches.get(part, 0)}

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 from uuid import uuid4
 
@@ -42,14 +41,11 @@ class RunReplayBuffer(ReplayBuffer):
         self.options = options
         self.source: Source = Loader(draw)
         self.observers: dict[str, Observer] = {}  # by their extensions
-        self._num_gen_batches: dict[str, Fraction] = {}  # of the step, by part of the mix
-        self._has_opened = False
         for name in options.extensions:
             self._plug_in(name)
         self.mix = self.source.mix(options.over_sampling())
         self.round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
-        self.withheld_tok = 0  # of the batch in training [tokens]
         self.left_out = 0  # trajectories of a validation that failed [count]
         self.pool = self._pool_class(
             mix=self.mix,
