@@ -109,7 +109,9 @@ class ConfigError(ValueError):
 
 
 def copied(config: DictConfig) -> DictConfig:
-    """A deep copy of a whole configuration. `pickle` takes 0.02 s for it, and OmegaConf's own copy 0.08 s."""
+    """A deep copy of a whole configuration. `pickle` takes 0.02 s for it, and OmegaConf's own copy 0.08 s; of one node
+    `deepcopy` takes less, and its interpolations find the rest where it was.
+    """
     return cast(DictConfig, pickle.loads(pickle.dumps(config)))
 
 

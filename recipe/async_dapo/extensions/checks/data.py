@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Collection
 from contextlib import redirect_stderr, redirect_stdout
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 from omegaconf import DictConfig
 
 from ...config.options import AsyncDAPOConfig
-from ...config.values import ConfigError, check_each, copied, refused
+from ...config.values import ConfigError, check_each, refused
 from ...core.trajectory import AGENT_COLUMN, SOURCE
 from ...runtime.containment import contained, first_line
 from .loops_and_tools import PLAIN_LOOP, TOOL_LOOP, check_name, loop_class, may_score_itself, tool_schemas
@@ -209,7 +210,7 @@ def _read_by_verl(config: DictConfig, key: str, prompts: Prompts) -> _Sample:
     from verl.trainer.ppo.utils import create_rl_dataset
 
     is_custom = config.data.custom_cls.path is not None
-    data = copied(config).data
+    data = deepcopy(config.data)
     data.filter_overlong_prompts = config.data.filter_overlong_prompts and is_custom
     data.filter_overlong_prompts_workers, data.use_shm = None, False
     files = config.data[key.removeprefix("data.")]

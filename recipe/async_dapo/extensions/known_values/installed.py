@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import fields
 from functools import partial
 from importlib import metadata
@@ -10,7 +11,7 @@ from hydra.errors import HydraException
 from hydra.utils import get_class
 from omegaconf import DictConfig, open_dict
 
-from ...config.values import ConfigError, check_each, copied
+from ...config.values import ConfigError, check_each
 from ...startup.verl_options import TRAINING_ENGINES
 
 
@@ -60,7 +61,7 @@ def _without_own_keys(config: DictConfig) -> DictConfig:
     """`algorithm` as its dataclass takes it: verl's V1 trainer hands the node itself to estimators, which may be the
     user's and have keys of their own there.
     """
-    algorithm: DictConfig = copied(config).algorithm
+    algorithm: DictConfig = deepcopy(config.algorithm)
     known = {"_target_", *(one.name for one in fields(get_class(algorithm._target_)))}
     with open_dict(algorithm):
         for name in set(algorithm) - known:
