@@ -85,8 +85,10 @@ def bound_in(setting: Setting) -> Bound:
     return bound_of(setting.scenario())
 
 
+@cache
 def summary(folder: Path, *, bounds: bool = True) -> pd.DataFrame:
-    """A row a setting: seconds per batch of natural length in the loss, and ratios of them.
+    """A row a setting: seconds per batch of natural length in the loss, and ratios of them. Several pages show parts of
+    it: nobody changes it.
 
     Settings that have not been run far enough have none.
 
