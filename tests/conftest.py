@@ -15,11 +15,12 @@ import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 
-from recipe.async_dapo.runtime.garbage import collect_cycles_as_usual, collect_cycles_rarely
+from recipe.async_dapo.runtime.garbage import collect_cycles_rarely
 from recipe.async_dapo_lab.own_ray import prepare_own_ray
 
 from .support.fork_server import own_the_server
 from .support.lanes import run_in_lanes
+from .support.log_capture import note_loggers
 
 collect_cycles_rarely()  # tests import a million objects
 
@@ -129,6 +130,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     own_the_server()
+    note_loggers()
     if PROFILE == "fixed" and config.getoption("--nightly"):
         settings.load_profile("nightly")
 
@@ -164,13 +166,22 @@ def _place(item: pytest.Item) -> int:
 
 
 def pytest_collection_finish() -> None:
-    """Simulations collect garbage; what tests import is none. By default, Python looks for cycles at each 700th new
-    object, for a fifth of the time in which configurations are copied.
+    """Simulations collect garbage; what tests import is none, and is not looked at. By default, Python looks for cycles
+    at each 700th new object, for a fifth of the time in which configurations are copied.
     """
-    collect_cycles_as_usual()
+    gc.freeze()
     gc.set_threshold(10_000)
     sys.dont_write_bytecode = True  # else a module that a test writes twice within a second may be the first one still
     atexit.register(gc.unfreeze)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_its_own() -> None:
+    """What earlier files have left is looked at once, and then no more: each simulation ends with a look for errors
+    that nobody has seen, which took a sixth of the fast tests' time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
