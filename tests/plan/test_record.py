@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from math import exp
 from pathlib import Path
@@ -38,6 +39,22 @@ JOB: dict[str, Any] = {
 }
 TRUE = {"length_median_tok": 400, "length_sigma": 0.9, "valid_share": 1.0, "engine_factor": 1.7, "prompt_len_tok": 100}
 TRAIN_S, LOG_PROB_S, UPDATE_S = 8.0, 2.0, 3.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_scenario_once() -> Iterator[None]:
+    """Fits of the same record simulate the same scenarios, and their seed decides every number."""
+    known: dict[str, Any] = {}
+
+    def simulated(*what: Any, **how: Any) -> Any:
+        key = repr((what, how))
+        if key not in known:
+            known[key] = simulate(*what, **how)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fitting, "simulate", simulated)
+        yield
 
 
 @pytest.fixture(scope="module")
