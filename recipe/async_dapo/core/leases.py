@@ -65,9 +65,6 @@ class ServersByLoad:
         self.servers[server_id] = server
         self.note(server_id)
 
-    def remove(self, server_id: str) -> Server | None:
-        return self.servers.pop(server_id, None)
-
     def choose(self, last_id: str | None, group_last_id: str | None, pinned_id: str | None = None) -> str | None:
         """The server for a request; None if all are full.
 
@@ -249,7 +246,7 @@ class LeaseTable:
     def remove_servers(self, server_ids: Iterable[str]) -> list[Grant]:
         """Forget servers and the leases on them: their holders will fail, and their later release is void."""
         for server_id in server_ids:
-            server = self._by_load.remove(server_id)
+            server = self._by_load.servers.pop(server_id, None)
             for lease_id in server.leases if server is not None else ():
                 del self._held[lease_id]
         return self._grant_queued()
@@ -385,10 +382,10 @@ class Balance:
         return self._apply()
 
     def join(self, server_id: str, load: EngineLoad | None) -> list[Grant]:
-        """A server that was added in mid-round."""
+        """A server that has leases in mid-round says for the first time what it is."""
         if load is not None:
             self.controller.join(server_id, load)
-        return self.leases.add_servers([server_id]) + self._apply()
+        return self._apply()
 
     def leave(self, server_id: str) -> list[Grant]:
         self.controller.leave(server_id)
