@@ -7,6 +7,7 @@ import torch
 
 from recipe.async_dapo_lab.quickstart import tiny_model as warm_start_module
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
+from recipe.async_dapo_lab.quickstart.muon import Muon, orthogonal
 from recipe.async_dapo_lab.quickstart.task import TaskShape
 from recipe.async_dapo_lab.quickstart.tiny_model import build_model, build_tokenizer
 
@@ -68,3 +69,34 @@ def test_given_a_model_that_has_not_learned_its_teachers_ways_then_it_goes_on_wi
     monkeypatch.setattr(warm_start_module, "_imitate", lambda model, batches, rate, pad_id: rates.append(rate) or 1.3)
     assert warm_start_module.warm_start(build_model(tokenizer, seed=0), tokenizer, seed=0) == 1.3
     assert rates == list(warm_start_module.LEARNING_RATES)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 5), (3, 5, 8)])
+def test_given_matrices_when_made_orthogonal_then_directions_stay_and_singular_values_are_near_one(shape):
+    generator = torch.Generator().manual_seed(0)
+    matrices = torch.randn(shape, generator=generator)
+    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+    values = left.mT @ orthogonal(matrices) @ right.mT
+    between = torch.diagonal(values, dim1=1, dim2=2)
+    assert between.min() > 0.6 and between.max() < 1.3
+    assert torch.allclose(values, torch.diag_embed(between), atol=1e-4)
+
+
+def test_given_matrices_of_several_shapes_when_updated_then_each_is_as_it_would_be_alone():
+    generator = torch.Generator().manual_seed(0)
+    starts = [torch.randn(shape, generator=generator) for shape in ((8, 4), (4, 8), (8, 4))]
+    gradients = [[torch.randn(start.shape, generator=generator) for start in starts] for _ in range(3)]
+
+    def updated(indices: list[int]) -> list[torch.Tensor]:
+        matrices = [torch.nn.Parameter(starts[index].clone()) for index in indices]
+        optimizer = Muon(matrices, lr=0.02)
+        for of_update in gradients:
+            for index, matrix in zip(indices, matrices, strict=True):
+                matrix.grad = of_update[index].clone()
+            optimizer.step()
+        return matrices
+
+    together = updated([0, 1, 2])
+    for index, matrix in enumerate(together):
+        assert torch.allclose(matrix, *updated([index]), atol=1e-6)
+        assert not torch.equal(matrix, starts[index])

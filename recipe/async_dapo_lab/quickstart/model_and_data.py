@@ -11,7 +11,7 @@ from .task import QUICK_START, TaskShape, dataset_rows
 TRAIN_ROWS = 4096
 VALIDATION_ROWS = 256
 
-_SOURCES = ("task.py", "tiny_model.py", "model_and_data.py")
+_SOURCES = ("task.py", "muon.py", "tiny_model.py", "model_and_data.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Assets:
 
 
 def prepare_assets(parent: Path, *, seed: int, shape: TaskShape = QUICK_START) -> Assets:
-    """The assets under `parent`, made if they are not there (about 20 s on one free core).
+    """The assets under `parent`, made if they are not there (about 15 s on one free core).
 
     The folder's name is a hash of seed, shape and the code that makes it, and it appears in one step:
     a folder that exists is complete and up to date.
