@@ -3,7 +3,7 @@
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import hydra
@@ -24,18 +24,27 @@ from .startup.preflight import check_all
 MODULE = f"{__package__}.main_async_dapo"
 
 
-def main(module: str = MODULE) -> None:
-    """Check everything that can be checked, then train with verl on Ray."""
+def main(module: str = MODULE, composed: Callable[[DictConfig], None] = lambda config: None) -> None:
+    """Check everything that can be checked, then train with verl on Ray.
+
+    Args:
+        composed: is given the run's options, before they are checked.
+    """
+
+    @hydra.main(config_path=str(CONFIG_FOLDER), config_name=CONFIG_NAME, version_base=None)
+    def run(config: DictConfig) -> None:
+        composed(config)
+        _run(config)
+
     show_usage(sys.argv[1:], module=module, about="Trains.")
     collect_cycles_rarely()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises what it would print
     with explained():
         check_versions()  # before Hydra reads verl's own configuration
         with explained_overrides(sys.argv[1:]):
-            _run()
+            run()
 
 
-@hydra.main(config_path=str(CONFIG_FOLDER), config_name=CONFIG_NAME, version_base=None)
 def _run(config: DictConfig) -> None:
     show_logs()
     tell_of_hidden_copies()

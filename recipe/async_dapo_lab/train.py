@@ -5,9 +5,9 @@
 
 import sys
 
+from omegaconf import DictConfig
+
 from ..async_dapo import main_async_dapo
-from ..async_dapo.config.values import ConfigError
-from ..async_dapo.startup.overrides import CommandLine, compose_what_is_right
 from .command_line import end_without
 from .overrides import before_overrides
 from .own_ray import end_ray_with_this_process, prepare_own_ray
@@ -20,21 +20,12 @@ RECORDER = f"{__package__}.recorder.LabRecorder"
 def main() -> None:
     end_without("record", otherwise=f"train without a report: python -m {main_async_dapo.MODULE}")
     sys.argv[1:] = before_overrides(sys.argv[1:], f"async_dapo.recorder={RECORDER}")
+    composed: list[DictConfig] = []  # none where Hydra's own flags (`--cfg job`), or overrides that it refuses, end it
     try:
-        main_async_dapo.main(MODULE)
+        main_async_dapo.main(MODULE, composed.append)
     finally:
-        _report(sys.argv[1:])
-
-
-def _report(arguments: list[str]) -> None:
-    """Of a run that came to a step; Hydra's own flags (`--cfg job`) and overrides that are refused train nothing."""
-    try:
-        line = CommandLine.of(arguments)
-    except ConfigError:
-        return  # the training has said so
-    config, errors = (None, []) if line.others else compose_what_is_right(line)
-    if config is not None and not errors:
-        report_the_end(config.async_dapo.report_dir)
+        for config in composed:
+            report_the_end(config.async_dapo.report_dir)
 
 
 if __name__ == "__main__":

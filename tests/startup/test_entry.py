@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 from ray.exceptions import RayTaskError
 
 from recipe.async_dapo import main_async_dapo
@@ -127,11 +129,12 @@ def test_given_an_error_from_an_actor_when_it_ends_the_run_then_the_last_line_sa
 def test_given_the_lab_when_a_run_is_interrupted_then_it_leaves_a_report(tmp_path, monkeypatch):
     folder = write_recipe_run(tmp_path / "run", steps=2)
 
-    def interrupted(module: str) -> None:
+    def interrupted(module: str, composed: Callable[[DictConfig], None]) -> None:
+        composed(OmegaConf.create({"async_dapo": {"report_dir": str(folder)}}))
         raise SystemExit(128 + signal.SIGTERM)
 
     monkeypatch.setattr(main_async_dapo, "main", interrupted)
-    monkeypatch.setattr(sys, "argv", ["train", f"async_dapo.report_dir={folder}"])
+    monkeypatch.setattr(sys, "argv", ["train"])
     with pytest.raises(SystemExit):
         train.main()
     assert (folder / "report.html").exists()

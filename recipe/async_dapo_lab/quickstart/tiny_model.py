@@ -33,7 +33,7 @@ BATCH_TOK = 1024
 # With the first a model learns what the quick start needs fastest. One that has not learned its teacher's ways by then
 # goes on with the second.
 LEARNING_RATES = (2e-2, 1e-2)
-_RISING, _FALLING = 0.1, 0.6  # parts of the updates in which the rate rises to its height, and in which it falls to 0
+_RISING, _FALLING = 0.05, 0.8  # parts of the updates in which the rate rises to its height, and in which it falls to 0
 _LEARNED = 1.15  # loss over the teacher's entropy: those that have learned are at 1.0, others were at 1.3
 
 # What a model of this width and context learns from soonest: rotations tell apart the few hundred positions that there
