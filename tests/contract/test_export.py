@@ -127,7 +127,7 @@ def test_given_an_exported_model_when_vllm_loads_it_then_it_answers_as_transform
             "enforce_eager": True,
             "gpu_memory_utilization": 0.1,  # others use this machine, too
         },
-        sampling={"temperature": 0.0, "max_tokens": 16, "ignore_eos": True},
+        sampling={"temperature": 0.0, "max_tokens": 16, "min_tokens": 16},
     )
     done = subprocess.run(
         [executable(), "-m", Question.__module__],
