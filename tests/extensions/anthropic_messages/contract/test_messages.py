@@ -8,7 +8,7 @@ import pytest
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.extensions.anthropic_messages import api
 
-from ...gateway.support.played import ADDED, THOUGHT_AND_CALL, rows
+from ...gateway.support.played import ADDED, NO_CERTIFICATES, THOUGHT_AND_CALL, rows
 from ...gateway.support.world import ADD, QUESTION
 from ...http.support.by_an_sdk import (
     WHERE,
@@ -18,13 +18,18 @@ from ...http.support.by_an_sdk import (
 )
 
 
+def client_of(address: str, key: str, **options: Any) -> anthropic.AsyncAnthropic:
+    own = anthropic.DefaultAsyncHttpxClient(verify=NO_CERTIFICATES)
+    return anthropic.AsyncAnthropic(base_url=address, api_key=key, http_client=own, **options)
+
+
 @pytest.mark.skipif(not {"chains", "reply_formats"} <= declared().keys(), reason="this copy reads no calls, or chains")
 @pytest.mark.parametrize("streams", [False, True])
 def test_given_anthropics_sdk_then_thinking_tools_and_their_results_go_through_one_chain(streams: bool) -> None:
     tools: Any = [{"name": "add", "description": "adds", "input_schema": ADD["function"]["parameters"]}]
 
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
-        async with anthropic.AsyncAnthropic(base_url=address, api_key=key) as client:
+        async with client_of(address, key) as client:
             messages: list[Any] = list(sample["raw_prompt"])
             asked: dict[str, Any] = {"model": "policy", "max_tokens": 500, "system": "Be short.", "tools": tools}
 
@@ -47,7 +52,7 @@ def test_given_anthropics_sdk_then_thinking_tools_and_their_results_go_through_o
 
 def test_given_anthropics_sdk_and_a_context_that_is_full_then_the_agent_is_told_in_anthropics_words() -> None:
     async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
-        async with anthropic.AsyncAnthropic(base_url=address, api_key=key) as client:
+        async with client_of(address, key) as client:
             asked: dict[str, Any] = {"model": "policy", "max_tokens": 9}
             long: Any = [{"role": "user", "content": "y" * 6000}]
             with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
@@ -60,7 +65,7 @@ def test_given_anthropics_sdk_and_a_context_that_is_full_then_the_agent_is_told_
 
 async def at_once(address: str, key: str, **options: Any) -> str:
     asked: dict[str, Any] = {"model": "policy", "messages": QUESTION, "max_tokens": 99}
-    async with anthropic.AsyncAnthropic(base_url=address, api_key=key, **options) as client:
+    async with client_of(address, key, **options) as client:
         return (await client.messages.create(**asked)).content[0].text
 
 
@@ -68,7 +73,7 @@ async def streamed(address: str, key: str, question: str = "What is a loon?", **
     messages = [{"role": "user", "content": question}]
     asked: dict[str, Any] = {"model": "policy", "messages": messages, "max_tokens": 99}
     async with (
-        anthropic.AsyncAnthropic(base_url=address, api_key=key, **options) as client,
+        client_of(address, key, **options) as client,
         client.messages.stream(**asked) as stream,
     ):
         return (await stream.get_final_message()).content[0].text  # type: ignore[union-attr]

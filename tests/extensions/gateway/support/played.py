@@ -1,6 +1,7 @@
 """Sessions over sockets, in real time: agents of a test that ask by a vendor's SDK."""
 
 import asyncio
+import ssl
 from typing import Any
 
 import openai
@@ -13,11 +14,13 @@ THOUGHT_AND_CALL = 'hm</think>I add. <tool_call>{"name": "add",  "arguments": {"
 ADDED = f"[{THOUGHT_AND_CALL}<|im_end|>]\n<|im_start|>t\n3<|im_end|>\n<|im_start|>a\n[3<|im_end|>]"  # a row
 
 
+NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # addresses have no TLS: those of the system are not loaded
 NESTED = '{"a": ' + "[" * 500 + "]" * 500 + "}"
 
 
 def openai_client(address: str, key: str, **options: Any) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, **options)
+    own = openai.DefaultAsyncHttpxClient(verify=NO_CERTIFICATES)
+    return openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, http_client=own, **options)
 
 
 async def by_chat(client: Any, messages: list[Any], **more: Any) -> Any:
