@@ -119,16 +119,16 @@ class Engine:
 
     @property
     def load(self) -> EngineLoad:
-        """What a vLLM server says of itself."""
-        done, room_tok = self.counters - self._at_resume, self._cost.kv_room_tok
+        """What a vLLM server says of itself; each request that ends asks for it."""
+        now, before, room_tok = self.counters, self._at_resume, self._cost.kv_room_tok
         return EngineLoad(
             kv_room_tok=room_tok,
             max_num_seqs=self._max_num_seqs,
             kv_peak=max(self.kv_peak_tok, self.kv_tok) / room_tok,
-            kv_tok_s=done.kv_tok_s,
-            preemptions=done.preemptions,
-            generated_tok=done.generated_tok,
-            request_s=done.request_s,
+            kv_tok_s=now.kv_tok_s - before.kv_tok_s,
+            preemptions=now.preemptions - before.preemptions,
+            generated_tok=now.generated_tok - before.generated_tok,
+            request_s=now.request_s - before.request_s,
         )
 
     def forget_load(self) -> None:
