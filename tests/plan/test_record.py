@@ -39,6 +39,7 @@ JOB: dict[str, Any] = {
 }
 TRUE = {"length_median_tok": 400, "length_sigma": 0.9, "valid_share": 1.0, "engine_factor": 1.7, "prompt_len_tok": 100}
 TRAIN_S, LOG_PROB_S, UPDATE_S = 8.0, 2.0, 3.0
+FEW_STEPS = {"steps": 4, "warmup": 1}  # where nothing is asked of the seconds
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -111,7 +112,7 @@ def test_given_a_record_then_the_engines_are_fitted_so_that_its_step_comes_out(r
 
 @pytest.mark.slow
 def test_what_the_user_says_wins_over_the_record(record):
-    given = JOB | {"valid_share": 0.5, "length_median_tok": 300.0, "length_sigma": 0.5}
+    given = JOB | FEW_STEPS | {"valid_share": 0.5, "length_median_tok": 300.0, "length_sigma": 0.5}
     fitted = fit(record, given, "sync")
     assert f"times the seconds of engine={fitted.inputs.engine}" in str(fitted)
     assert fitted.mode == "verl sync" and not fitted.taken.keys() & given.keys()
@@ -133,7 +134,7 @@ def test_a_record_of_verls_sync_mode_tells_its_mode_and_counts_the_valid_groups_
     """verl logs no count of a step that filters nothing, and staleness of 0."""
     filtering = {FILTERED: 4.0, SURPLUS: 12.0}
     steps = [step | {STALEST: 0.0} | (filtering if index % 2 else {}) for index, step in enumerate(metrics)]
-    fitted = fit(read_record(logged(tmp_path / "sync.jsonl", steps)), JOB, None)
+    fitted = fit(read_record(logged(tmp_path / "sync.jsonl", steps)), JOB | FEW_STEPS, None)
     assert fitted.mode == "verl sync"
     share = 11 / 21  # of the steps that count
     valid = 16 + share * 12
