@@ -1,11 +1,14 @@
 """A reward function that cannot work is refused before Ray starts."""
 
+import sys
+
 import pytest
 
 from recipe.async_dapo.extensions.checks.trial_group import TrialGroups
 from recipe.async_dapo.startup.preflight import check_all, findings
 
 from ....support.composed_runs import refusal, reward_of, rows, write_parquet, write_reward
+from ....support.fork_server import executable
 
 NOWHERE = ["data.train_files=/nowhere/train.parquet", "data.val_files=/nowhere/val.parquet"]
 SLEEPS = "import time; time.sleep(30)"
@@ -133,6 +136,13 @@ def test_a_reward_function_that_works_with_the_options_is_accepted(run, tmp_path
         refusal(run, path)
 
 
+@pytest.fixture
+def processes_are_forks(monkeypatch) -> None:
+    """Those of reward functions: with verl's own they import verl, for 7 s each."""
+    monkeypatch.setattr(sys, "executable", executable())
+
+
+@pytest.mark.usefixtures("processes_are_forks")
 def test_given_verls_own_reward_functions_when_a_data_source_has_none_then_it_is_named(run, tmp_path):
     """That of the validation has one, and is scored first."""
     train = write_parquet(tmp_path / "train.parquet", [*rows(15, source="math_dapo"), *rows(1, source="riddles")])
@@ -142,6 +152,7 @@ def test_given_verls_own_reward_functions_when_a_data_source_has_none_then_it_is
     assert refused.startswith("data_source=riddles: scoring an empty answer failed: NotImplementedError")
 
 
+@pytest.mark.usefixtures("processes_are_forks")
 def test_given_agent_loops_of_the_users_when_verl_has_no_function_then_they_may_score_themselves(run, tmp_path):
     train = write_parquet(tmp_path / "train.parquet", rows(16, source="riddles"))
     (loops := tmp_path / "loops.yaml").write_text(
