@@ -16,6 +16,7 @@ from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.record.plain_values import MAX_DEPTH, read_extension, to_plain
 
 from ..support.costly import costly
+from ..support.texts import any_text
 
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint64", "float16", "float32", "float64")
 TENSORS = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32)
@@ -44,7 +45,7 @@ VALUES = st.recursive(
         st.booleans(),
         st.integers(),
         st.floats(allow_nan=False),
-        st.text(),
+        any_text(),
         st.binary(),
         st.decimals(allow_nan=False),
         st.datetimes(),
@@ -56,7 +57,7 @@ VALUES = st.recursive(
         st.lists(inner, max_size=3),
         st.lists(inner, max_size=3).map(tuple),
         st.lists(inner, max_size=3).map(objects),
-        st.dictionaries(st.one_of(st.text(), st.integers(-5, 5)), inner, max_size=3),
+        st.dictionaries(st.one_of(any_text(), st.integers(-5, 5)), inner, max_size=3),
     ),
     max_leaves=10,
 )

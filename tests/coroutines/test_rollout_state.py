@@ -25,6 +25,7 @@ from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 
 from ..support.costly import costly
+from ..support.texts import any_text
 
 INT32, COUNT = st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**40)
 FLOAT = st.floats(0, 1e9)
@@ -53,7 +54,7 @@ TURNS = st.builds(
     prompt_digest=st.binary(),
     prompt_len_tok=COUNT,
     segments=st.lists(segments(), max_size=3),
-    finish_reason=st.none() | st.text(),
+    finish_reason=st.none() | any_text(),
 )
 
 
@@ -66,7 +67,7 @@ def outputs(draw: st.DrawFn) -> PackedOutput:
     rest = AgentLoopOutput(
         prompt_ids=[], response_ids=[], response_mask=[], metrics=AgentLoopMetrics(tool_calls=draw(st.floats(0, 1)))
     ).model_copy(update=settings)
-    rest.extra_fields["reward_extra_info"] = draw(st.dictionaries(st.text(), st.floats(0, 1), max_size=2))
+    rest.extra_fields["reward_extra_info"] = draw(st.dictionaries(any_text(), st.floats(0, 1), max_size=2))
     return PackedOutput(
         rest=rest,
         stamps=draw(STAMPS),
@@ -84,7 +85,7 @@ TRAJECTORIES = st.builds(
     age=COUNT,
     turns=st.lists(TURNS, max_size=2),
 ) | st.builds(Trajectory, session_id=COUNT, outputs=st.lists(outputs(), max_size=2), finished_stamps=STAMPS)
-PROMPTS = st.dictionaries(st.text(), st.none() | st.text() | COUNT | st.lists(st.floats(0, 1)), max_size=3)
+PROMPTS = st.dictionaries(any_text(), st.none() | any_text() | COUNT | st.lists(st.floats(0, 1)), max_size=3)
 
 
 @st.composite
@@ -95,7 +96,7 @@ def states(draw: st.DrawFn) -> RolloutState:
             uid=f"group-{i}",
             prompt=draw(PROMPTS),
             drawn_at_step=draw(COUNT),
-            key=draw(st.text()),
+            key=draw(any_text()),
             trajectories=draw(st.lists(TRAJECTORIES, min_size=1, max_size=2)),
         )
         for i in range(sum(counts))
@@ -115,7 +116,7 @@ def states(draw: st.DrawFn) -> RolloutState:
         over_sampling=OverSamplingState(surplus=draw(COUNT), valid=draw(st.floats(0, 1e5)), judged=draw(FLOAT)),
         ended=LengthsEnded(count=draw(FLOAT), tok=draw(FLOAT)),
         concurrency=draw(st.none() | st.builds(ConcurrencyState, context_tok=FLOAT, share=st.floats(0, 1))),
-        extensions=draw(st.dictionaries(st.text(), st.binary(min_size=1), max_size=2)),
+        extensions=draw(st.dictionaries(any_text(), st.binary(min_size=1), max_size=2)),
     )
 
 

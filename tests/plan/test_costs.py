@@ -20,6 +20,7 @@ from recipe.async_dapo_lab.plan.model_size import BYTES_PER_VALUE, shape_of
 
 from ..support.documents import ROOT
 from ..support.plan_settings import small_scenario
+from ..support.texts import any_text
 
 GPU = ROOT / "assets" / "gpu"
 
@@ -155,8 +156,8 @@ DENSE = {**PRESETS["qwen3-8b"], "sliding_window": 4096, "sliding_window_pattern"
 SEEING = {"text_config": PRESETS["qwen3-4b"], "vision_config": PRESETS["qwen3.5-35b-a3b"]["vision_config"]}
 # Lists of layers, and other names of what the others say.
 OTHER_FIELDS = ("layer_types", "num_local_experts", "n_shared_experts", "attention_chunk_size", "model_type")
-JSON = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-ANY_JSON = st.recursive(JSON, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5)
+JSON = st.none() | st.booleans() | st.integers() | st.floats() | any_text()
+ANY_JSON = st.recursive(JSON, lambda inner: st.lists(inner) | st.dictionaries(any_text(), inner), max_leaves=5)
 
 
 @pytest.mark.slow

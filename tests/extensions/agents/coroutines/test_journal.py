@@ -18,9 +18,10 @@ from recipe.async_dapo.record.checkpoint_folder import DamagedCheckpoint
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 
 from ....support.rollout_world import reread
+from ....support.texts import any_text
 
 COUNT = st.integers(0, 2**40)
-CALLS = st.builds(Call, call_id=st.text(), turn=COUNT, arguments=st.binary(), result=st.none() | st.binary())
+CALLS = st.builds(Call, call_id=any_text(), turn=COUNT, arguments=st.binary(), result=st.none() | st.binary())
 JOURNALS = st.builds(
     Journal,
     calls=st.lists(CALLS, max_size=3).map(lambda calls: {call.call_id: call for call in calls}),
