@@ -44,6 +44,19 @@ def test_given_a_reply_that_can_never_be_written_then_an_agent_that_asks_for_eve
 
 
 @by_chats
+def test_given_an_agent_that_asks_for_ever_for_what_its_api_refuses_then_it_is_ended() -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        async with openai_client(address, key) as client:
+            while True:
+                with suppress(openai.BadRequestError):
+                    await by_chat(client, QUESTION, n=2)
+
+    outcome, _, life = play(agent)
+    assert outcome.reason == "agent_refused" and "refused requests in a row: n must be 1" in outcome.cause.summary
+    assert life.server.requests == 0 and life.counted["gateway/failed_sessions"] == 1
+
+
+@by_chats
 def test_given_engines_that_fail_at_a_turn_then_its_agent_is_told_and_its_session_counts_as_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
