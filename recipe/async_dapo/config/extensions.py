@@ -59,10 +59,10 @@ class Declared:
         driver: `driver(config)`: a context manager around all that the driver does with a run; at most one in a copy.
         shipping: the `Shipping` of `runtime/shipping.py`; at most one in a copy.
         agent_program: makes the program of an agent, which `extensions/gateway` serves, of its entry's options: has
-            `check()` and `run(address, key, sample)`. At most one in a copy.
+            `check()`, before a run, which returns warnings, and `run(address, key, sample)`. At most one in a copy.
         agent_server: the class of the server that agents ask, which `extensions/gateway` opens its sessions at. Has
-            `check(options, config)`, before a run, and `await at(host)`: the server of an event loop, with `address`,
-            `open(session)`, which returns a key, and `close(key)`. At most one in a copy.
+            `check(options, config)`, before a run, which returns warnings, and `await at(host)`: the server of an event
+            loop, with `address`, `open(session)`, which returns a key, and `close(key)`. At most one in a copy.
         api: an `Api` of `extensions/http/apis.py`, that agents may ask by.
         conversation: a subclass of `Conversation` of `extensions/gateway/conversation.py`; at most one in a copy.
         reply_reader: a subclass of `ReplyReader` of `extensions/gateway/replies.py`; at most one in a copy.

@@ -23,14 +23,17 @@ class Program:
     def __init__(self, file: str, *, agent: str | None, command: list[str] | None, environment: dict[str, str]) -> None:
         self._file, self._agent, self._command, self._environment = file, agent, command, environment
 
-    def check(self) -> None:
+    def check(self) -> list[str]:
         """
+        Returns:
+            Warnings.
+
         Raises:
             ConfigError: if it is not there.
         """
         if self._agent is not None:
             self._check_function(self._agent)
-            return
+            return []
         assert self._command is not None
         key, program = f"{self._file}, command", self._command[0]
         if shutil.which(program) is None:
@@ -38,6 +41,8 @@ class Program:
             raise ConfigError(key, program, f"is not found, or is no program; {remedy}")
         if os.path.dirname(program) and not os.path.isabs(program):
             raise ConfigError(key, program, "runs in a fresh folder: give its whole path")
+        words = [word for word in self._command[1:] if os.path.isfile(word) and not os.path.isabs(word)]
+        return [f"its command runs in a fresh folder, without {word}: give that file's whole path" for word in words]
 
     async def run(self, address: str, key: str, sample: dict[str, Any]) -> Any:
         """Its result for one sample.

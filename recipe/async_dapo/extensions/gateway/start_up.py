@@ -29,8 +29,8 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
         ConfigError: naming key, value and remedy.
     """
     options = AgentOptions.of(values)
-    program_of(options).check()
-    server_of(options).check(options, config)
+    warnings: list[str] = program_of(options).check()
+    warnings += server_of(options).check(options, config)
     reader_class().check(options.parser)
     check_trainable(config)
     model = load_by_verl(config)
@@ -42,7 +42,7 @@ def check_agent(values: dict[str, Any], config: DictConfig) -> list[str]:
         mm_processor_kwargs=config.data.mm_processor_kwargs,
         processor=model.processor,
     )
-    warnings = conversation_class().warnings(builder, model.tokenizer)
+    warnings += conversation_class().warnings(builder, model.tokenizer)
     if refuses := Template.of(builder).refuses:
         warnings.append(f"the model's chat template renders no calls of tools, which agents are then told: {refuses}")
     if (estimator := config.algorithm.adv_estimator) not in _VERLS_ESTIMATORS:

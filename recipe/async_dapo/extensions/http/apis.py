@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...config.extensions import declared, load, not_in_copy
+from ...config.extensions import declared, load, not_here, not_in_copy
 from ..gateway.messages import Refused, Reply, Request
 
 OF_EXTENSIONS = {  # which a copy may lack
@@ -78,8 +78,17 @@ def apis() -> Iterator[Api]:
     for name, one in declared().items():
         if one.api:
             yield load(name, one.api)
-    for name in OF_EXTENSIONS.keys() - declared().keys():
+    for name in _absent_names():
         yield _absent(name, OF_EXTENSIONS[name])
+
+
+def absent_apis() -> list[str]:
+    """What to tell before a run of those that this copy lacks: an agent that asks by one has no reply."""
+    return [f"requests to {OF_EXTENSIONS[name]} are refused: {not_here(name)}" for name in _absent_names()]
+
+
+def _absent_names() -> list[str]:
+    return [name for name in OF_EXTENSIONS if name not in declared()]
 
 
 def _absent(name: str, path: str) -> Api:

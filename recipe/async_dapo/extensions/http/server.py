@@ -33,7 +33,7 @@ from ...core.outcome import Cause, KnownPlaces
 from ..gateway.messages import Refused, Reply, Request, json_of
 from ..gateway.options import FILE, NODE, AgentOptions
 from ..gateway.session import Exchange, Session
-from .apis import Api, apis, event, openai_error
+from .apis import Api, absent_apis, apis, event, openai_error
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +66,12 @@ class AgentServer:
         self.address = ""
 
     @classmethod
-    def check(cls, options: AgentOptions, config: DictConfig) -> None:
+    def check(cls, options: AgentOptions, config: DictConfig) -> list[str]:
         """What can be known before a cluster starts. Workers raise their limit of open files themselves, up to the hard
         one.
+
+        Returns:
+            Warnings.
 
         Raises:
             ConfigError: if the agent could ask by no API, or a worker could not open what one batch's sessions take.
@@ -84,6 +87,7 @@ class AgentServer:
                 f"raise the hard limit (ulimit -Hn {needed}; in docker --ulimit nofile={needed}) on every node, or set "
             )
             raise ConfigError("ulimit -Hn", hard, f"{what}; {remedy}more actor_rollout_ref.rollout.agent.num_workers")
+        return absent_apis()
 
     @classmethod
     async def at(cls, host: str) -> "AgentServer":

@@ -463,9 +463,11 @@ def test_given_a_process_that_tells_no_message_then_it_is_ended_and_its_agents_f
     asyncio.run(main())
 
 
-def test_given_an_agent_that_cannot_be_started_then_start_up_says_so() -> None:
-    def check(*, agent: str | None = None, command: list[str] | None = None) -> None:
-        Program("file", agent=agent, command=command, environment={}).check()
+def test_given_an_agent_that_cannot_be_started_then_start_up_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def check(*, agent: str | None = None, command: list[str] | None = None) -> list[str]:
+        return Program("file", agent=agent, command=command, environment={}).check()
 
     for wrong, text in (
         ({"agent": "absent_module:run"}, "file, agent=absent_module:run: cannot be loaded: ModuleNotFoundError"),
@@ -476,5 +478,9 @@ def test_given_an_agent_that_cannot_be_started_then_start_up_says_so() -> None:
         with pytest.raises(ConfigError) as refused:
             check(**wrong)
         assert text in str(refused.value)
-    check(agent="json:loads")
-    check(command=["bash"])
+    assert check(agent="json:loads") == check(command=["bash", "-c", "true"]) == []
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "solve.sh").touch()
+    assert check(command=["bash", str(tmp_path / "solve.sh")]) == []
+    [told] = check(command=["bash", "solve.sh"])
+    assert told == "its command runs in a fresh folder, without solve.sh: give that file's whole path"
