@@ -35,7 +35,7 @@ def _class_of(options: AsyncDAPOConfig) -> type[Recorder]:
     """
     Raises:
         ConfigError: for what is no subclass of `Recorder`, what cannot be made of the options, and what was written for
-            an earlier version, so that nothing would call its methods.
+            an earlier version, so that nothing would call its methods, or with other arguments than they take.
     """
     if options.recorder is None:
         return Recorder
@@ -50,9 +50,27 @@ def _class_of(options: AsyncDAPOConfig) -> type[Recorder]:
         raise ConfigError(_OPTION, options.recorder, "is no subclass of Recorder of extensions/record; make it one")
     if old := [f"{before}, which is {now} now" for before, now in RENAMED.items() if hasattr(found, before)]:
         raise ConfigError(_OPTION, options.recorder, f"has {'; '.join(old)}: nothing calls what it has; rename it")
+    if refused := _refused_calls(found):
+        raise ConfigError(_OPTION, options.recorder, f"is called with {'; '.join(refused)}; have it take these")
     try:
         inspect.signature(found).bind(options)
     except TypeError as error:
         remedy = f"is made of the run's options alone: {error}; have its __init__ take them, and call Recorder's"
         raise ConfigError(_OPTION, options.recorder, remedy) from error
     return found
+
+
+def _refused_calls(found: type[Recorder]) -> list[str]:
+    """The calls of `Recorder`'s methods that those of a subclass do not take, and why."""
+    refused = []
+    for name, method in inspect.getmembers(Recorder, inspect.isfunction):
+        own = inspect.getattr_static(found, name)
+        if name.startswith("_") or own is method or not inspect.isfunction(own):
+            continue
+        taken = inspect.signature(method).parameters
+        named = {one.name: None for one in taken.values() if one.kind is one.KEYWORD_ONLY}
+        try:
+            inspect.signature(own).bind(*[None] * (len(taken) - len(named)), **named)
+        except TypeError as error:
+            refused.append(f"{name}({', '.join([*taken][1:])}): {error}")
+    return refused

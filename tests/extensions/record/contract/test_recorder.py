@@ -107,6 +107,12 @@ class OfBefore(Recorder):
     def end_phase(self) -> None: ...
 
 
+class OfGroups(Recorder):
+    def ended(self, record: Any, groups: Any) -> None: ...
+
+    def check(self, held: Any, ledger: Any, *, deferred: int, more: int = 0) -> None: ...
+
+
 class OfTwo(Recorder):
     def __init__(self, folder: Path, options: AsyncDAPOConfig) -> None: ...
 
@@ -115,6 +121,7 @@ class OfTwo(Recorder):
     ("name", "told"),
     [
         ("OfBefore", "has round_closed, which is batch_made now; end_phase, which is begin_phase(None) now: nothing "),
+        ("OfGroups", "is called with ended(record): missing a required argument: 'groups'; have it take these"),
         ("OfTwo", "is made of the run's options alone: missing a required argument: 'options'; have its __init__ "),
         ("RUN", "is no subclass of Recorder of extensions/record; make it one"),
         ("Nowhere", "cannot be imported: AttributeError: "),
