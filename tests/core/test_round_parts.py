@@ -1,4 +1,4 @@
-"""A round with quotas: it goes on until each part has enough, none starves another, and each has the rule to itself."""
+"""A round of several parts: it goes on until each has enough, none starves another, and each has the rule to itself."""
 
 from collections import Counter
 from dataclasses import replace

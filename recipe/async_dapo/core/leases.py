@@ -382,7 +382,7 @@ class Balance:
         return self._apply()
 
     def join(self, server_id: str, load: EngineLoad | None) -> list[Grant]:
-        """A server that has leases in mid-round says for the first time what it is."""
+        """A server says in mid-round, for the first time, what it is; its requests are counted already."""
         if load is not None:
             self.controller.join(server_id, load)
         return self._apply()

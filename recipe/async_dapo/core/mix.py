@@ -1,6 +1,6 @@
 """What a batch is made of: parts, each with a quota of valid groups; and of which kind prompts are drawn for them.
 
-Without quotas there is one part: a batch is the valid groups that the stop rule puts first (`Mix`). A source of prompts
+Without shares there is one part: a batch is the valid groups that the stop rule puts first (`Mix`). A source of prompts
 may bring a mix of its own. A part of a round is filled when its rule is met. It may begin groups ahead until the others
 are filled, too: engines stay busy, and what has begun is trained in later steps. How much it begins is bounded as it is
 for a whole round.
@@ -14,7 +14,7 @@ from .over_sampling import AvailableGroups, OverSampling
 from .stop_rules import StopRule
 from .trajectory import PromptGroup
 
-ALL = ""  # the one part of a round without quotas: every group is of it
+ALL = "all groups"  # the one part of a batch without shares, whatever source a group is of; none is called so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

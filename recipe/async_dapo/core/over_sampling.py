@@ -59,7 +59,7 @@ class OverSampling:
             over-sampling. Smaller: rounds are filled at that granularity until B can be reached. None = predicted.
         keeps_tokens: whether interrupted groups keep what they have generated.
         max_partial_share: share of a batch's tokens that may come from older versions [0-1]; None = no cap.
-        versions: steps that may train on a token, as many policy versions as it may be of; None = no limit.
+        versions: that may train on a token, the newest included; None = no limit.
     """
 
     target_valid_groups: int

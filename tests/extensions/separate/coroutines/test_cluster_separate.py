@@ -8,6 +8,7 @@ import pytest
 
 from recipe.async_dapo.config.options import FilterConfig
 from recipe.async_dapo.config.values import Auto, RolloutStrategy
+from recipe.async_dapo.core.mix import ALL
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.engines.load_balancer import LoadBalancerStats
 from recipe.async_dapo.engines.replica import AsyncDAPOReplica
@@ -101,7 +102,7 @@ def test_given_filtered_groups_and_a_checkpoint_before_a_step_s_batch_then_its_f
     cluster.end_round()
     assert cluster.buffer.pool.missing_for_round()
     cluster.buffer.open_round(1)
-    assert cluster.buffer._num_gen_batches == {"": 1}
+    assert cluster.buffer._num_gen_batches == {ALL: 1}
 
 
 @pytest.mark.slow

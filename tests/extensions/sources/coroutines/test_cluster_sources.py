@@ -9,7 +9,7 @@ from recipe.async_dapo.config.values import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.extensions.sources.accounts import METRICS
-from recipe.async_dapo.record.keys import LEDGER, SOURCE
+from recipe.async_dapo.record.keys import LEDGER, SOURCE, STALENESS_MEAN
 from recipe.async_dapo.rollout.manager import make_group
 
 from ....support.simulated_cluster import Cluster, resumed
@@ -44,6 +44,9 @@ def check(cluster: Cluster, step: dict[str, float]) -> None:
     trained = Counter(NAMES[int(uid.removeprefix("group-")) % 3 == 0] for uid in cluster.trained if "group" in uid)
     for name in NAMES:
         assert step[f"{SOURCE}{name}/trained"] >= trained[name]
+    staleness = [step.get(f"{SOURCE}{name}/staleness") for name in NAMES]
+    if None not in staleness:
+        assert min(staleness) <= step[STALENESS_MEAN] + 1e-9 and step[STALENESS_MEAN] <= max(staleness) + 1e-9
 
 
 @pytest.mark.slow
