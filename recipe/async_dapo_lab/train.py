@@ -5,7 +5,7 @@
 
 import sys
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ..async_dapo import main_async_dapo
 from .command_line import end_without
@@ -24,8 +24,8 @@ def main() -> None:
     try:
         main_async_dapo.main(MODULE, composed.append)
     finally:
-        for config in composed:
-            report_the_end(config.async_dapo.report_dir)
+        for config in composed:  # of a folder that cannot be told, the run has said so
+            report_the_end(OmegaConf.select(config, "async_dapo.report_dir", throw_on_resolution_failure=False))
 
 
 if __name__ == "__main__":

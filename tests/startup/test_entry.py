@@ -4,11 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from ray.exceptions import RayTaskError
 
 from recipe.async_dapo import main_async_dapo
@@ -126,15 +125,29 @@ def test_given_an_error_from_an_actor_when_it_ends_the_run_then_the_last_line_sa
     assert ("Traceback" in capsys.readouterr().err) is shows_traceback
 
 
-def test_given_the_lab_when_a_run_is_interrupted_then_it_leaves_a_report(tmp_path, monkeypatch):
-    folder = write_recipe_run(tmp_path / "run", steps=2)
+def lab(folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int | str | None:
+    """How the lab's training ends that is interrupted as soon as it has its options."""
 
-    def interrupted(module: str, composed: Callable[[DictConfig], None]) -> None:
-        composed(OmegaConf.create({"async_dapo": {"report_dir": str(folder)}}))
+    def interrupted(config: DictConfig) -> None:
         raise SystemExit(128 + signal.SIGTERM)
 
-    monkeypatch.setattr(main_async_dapo, "main", interrupted)
-    monkeypatch.setattr(sys, "argv", ["train"])
-    with pytest.raises(SystemExit):
+    monkeypatch.setattr(main_async_dapo, "_run", interrupted)
+    monkeypatch.setattr(main_async_dapo, "collect_cycles_rarely", lambda: None)  # of a process of its own
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    command = ["train", f"async_dapo.report_dir={folder}", f"hydra.run.dir={tmp_path}/hydra"]
+    monkeypatch.setattr(sys, "argv", [*command, "hydra/job_logging=none", "hydra/hydra_logging=none"])
+    with pytest.raises(SystemExit) as ended:
         train.main()
+    return ended.value.code
+
+
+def test_given_the_lab_when_a_run_is_interrupted_then_it_leaves_a_report(tmp_path, monkeypatch):
+    folder = write_recipe_run(tmp_path / "run", steps=2)
+    assert lab(str(folder), monkeypatch, tmp_path) == 128 + signal.SIGTERM
     assert (folder / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["${oc.env:NOT_SET_ANYWHERE}", "3"])
+def test_given_a_folder_that_cannot_be_told_then_the_run_ends_as_it_did(tmp_path, monkeypatch, folder):
+    assert lab(folder, monkeypatch, tmp_path) == 128 + signal.SIGTERM

@@ -159,7 +159,7 @@ def report_the_end(report_dir: str | Path | None) -> Path | None:
     """However the run ended, if it came to a step, and its record is on this machine. What goes wrong is logged: the
     run has ended as it did.
     """
-    if report_dir is None or not Path(report_dir, STEPS_FILE).exists():
+    if not isinstance(report_dir, str | Path) or not Path(report_dir, STEPS_FILE).exists():
         return None
     try:
         path = write_report([Path(report_dir)])
