@@ -100,3 +100,16 @@ def test_given_matrices_of_several_shapes_when_updated_then_each_is_as_it_would_
     for index, matrix in enumerate(together):
         assert torch.allclose(matrix, *updated([index]), atol=1e-6)
         assert not torch.equal(matrix, starts[index])
+
+
+@pytest.mark.parametrize(("shape", "scale"), [((8, 2), 2.0), ((4, 4), 1.0), ((2, 8), 1.0)])
+def test_given_a_gradient_when_updated_then_the_matrix_goes_down_it_and_on_by_its_momentum(shape, scale):
+    generator = torch.Generator().manual_seed(0)
+    start, gradient = (torch.randn(shape, generator=generator) for _ in range(2))
+    matrix = torch.nn.Parameter(start.clone())
+    optimizer = Muon([matrix], lr=0.02)
+    step = 0.02 * scale * orthogonal(gradient[None])[0]
+    for steps, seen in ((1, gradient), (2, torch.zeros(shape))):
+        matrix.grad = seen.clone()
+        optimizer.step()
+        assert torch.allclose(matrix, start - steps * step, atol=1e-5)
