@@ -170,7 +170,7 @@ def pytest_collection_finish() -> None:
     at each 700th new object, for a fifth of the time in which configurations are copied.
     """
     gc.freeze()
-    gc.set_threshold(10_000)
+    gc.set_threshold(10_000, 10, 10)
     sys.dont_write_bytecode = True  # else a module that a test writes twice within a second may be the first one still
     atexit.register(gc.unfreeze)
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -148,6 +148,7 @@ def _twin(node: Any, parent: Any) -> Any:
     twin, metadata = object.__new__(kind), object.__new__(type(node._metadata))
     metadata.__dict__.update(node._metadata.__dict__)
     metadata.flags = copy(metadata.flags)
+    metadata.resolver_cache = deepcopy(metadata.resolver_cache)
     twin.__dict__.update(node.__dict__, _parent=parent, _metadata=metadata, _flags_cache=None)
     content = node.__dict__.get("_content")  # None, or an interpolation, in place of a node's options
     if type(content) is dict:
