@@ -396,7 +396,9 @@ def test_given_a_checkpoint_without_a_note_of_an_option_when_resumed_then_it_is_
 def test_given_another_model_when_resumed_then_one_of_other_shapes_is_refused_and_another_place_is_told(
     run, files, tmp_path, monkeypatch, caplog
 ):
-    """The checkpoint's weights would be trained under the name of the other, or fail to load when engines are up."""
+    """The checkpoint's weights would be trained under the name of the other, compute something else with its rotations,
+    or fail to load when engines are up.
+    """
     caplog.set_level(logging.INFO, "recipe.async_dapo")
     monkeypatch.setattr(logging.getLogger("recipe.async_dapo"), "propagate", True)  # whatever ran before
     own = f"trainer.default_local_dir={tmp_path}"
@@ -407,21 +409,25 @@ def test_given_another_model_when_resumed_then_one_of_other_shapes_is_refused_an
     moved.mkdir()
     there = run(own, f"{key}={moved}")
     content = json.loads((files / "model" / "config.json").read_text())
-    for changes in ({}, {"eos_token_id": 1, "max_position_embeddings": 4096, "num_experts": 0}):
+    theta = content["rope_parameters"]["rope_theta"]
+    before = {"rope_theta": theta, "rope_parameters": None}
+    for changes in ({}, before, {"eos_token_id": 1, "max_position_embeddings": 4096, "num_experts": 0}):
         (moved / "config.json").write_text(json.dumps(content | changes))
         check_resume(there)
         assert f"{key}={moved}: {folder} was saved of {files}/model and goes on with its own" in caplog.text
         caplog.clear()
-    for changes in (
-        {"num_hidden_layers": 7},
-        {"head_dim": 99},
-        {"model_type": "llama"},
+    for name, value, changes in (
+        ("num_hidden_layers", 7, {}),
+        ("head_dim", 99, {}),
+        ("model_type", "llama", {}),
+        ("hidden_act", "gelu", {}),
+        ("rope_theta", 9, {"rope_parameters": {"rope_type": "default", "rope_theta": 9}}),
+        ("rope_theta", 9, before),
     ):
-        (moved / "config.json").write_text(json.dumps(content | changes))
-        [(name, value)] = changes.items()
+        (moved / "config.json").write_text(json.dumps(content | changes | {name: value}))
         refused = (
-            f"^{key}={moved}: {folder} was saved of {files}/model, whose config.json has {name}={content[name]}, and "
-            f"not {value}; name that model, or"
+            f"^{key}={moved}: {folder} was saved of {files}/model, whose config.json has {name}="
+            f"{content.get(name, theta)}, and not {value}; name that model, or"
         )
         with pytest.raises(ConfigError, match=f"{refused} {ANEW_OF_ITS_OWN}"):
             check_resume(there)

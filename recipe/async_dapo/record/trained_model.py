@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 from omegaconf import DictConfig
 
-# Names of config.json's values that the names and shapes of weights follow from.
-_SHAPE = re.compile(
+# Names of config.json's values that the names and shapes of weights follow from, and what is computed with them.
+_COMPARED = re.compile(
     r"model_type|architectures|depth|head_dim|(vocab|(moe_)?intermediate|hidden)_size|num_(hidden_layers|experts)"
-    r"|num_(attention|key_value)_heads|n_routed_experts"
+    r"|num_(attention|key_value)_heads|n_routed_experts|hidden_act|rope_theta"
 )
 
 
@@ -19,8 +19,8 @@ class TrainedModel(msgspec.Struct, kw_only=True, frozen=True):
     """
     Attributes:
         path: of its folder, absolute if it is on this machine; else its name.
-        architecture: what the names and shapes of its weights follow from, by dotted name in its config.json; empty
-            where that cannot be read.
+        architecture: what the names and shapes of its weights follow from, and what is computed with them, by dotted
+            name in its config.json; empty where that cannot be read.
     """
 
     path: str
@@ -52,13 +52,15 @@ def _architecture(path: str) -> dict[str, Any]:
         content, _ = PreTrainedConfig.get_config_dict(path)
     except OSError:  # of whatever kind: the check of the model tells it
         return {}
-    return dict(_shapes(content))
+    return dict(_compared(content))
 
 
-def _shapes(content: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+def _compared(content: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
     """Of the model and of its parts, such as the text's and the pictures'."""
     for name, value in content.items():
         if isinstance(value, dict) and name.endswith("_config"):
-            yield from _shapes(value, f"{within}{name}.")
-        elif _SHAPE.fullmatch(name):
+            yield from _compared(value, f"{within}{name}.")
+        elif isinstance(value, dict) and name == "rope_parameters":  # before transformers 5 they were beside the others
+            yield from _compared(value, within)
+        elif _COMPARED.fullmatch(name):
             yield within + name, value

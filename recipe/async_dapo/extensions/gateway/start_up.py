@@ -60,9 +60,7 @@ def program_of(options: AgentOptions) -> Any:
     Raises:
         ConfigError: if it starts none.
     """
-    make = of_copy("agent_program")
-    if make is None:
-        raise options.cannot(not_in_copy("agent_programs", "write the agent as a loop"))
+    make = _of_copy("agent_program", "agent_programs", options)
     return make(FILE, agent=options.agent, command=options.command, environment=options.environment)
 
 
@@ -72,9 +70,13 @@ def server_of(options: AgentOptions) -> Any:
     Raises:
         ConfigError: if it has none.
     """
-    found = of_copy("agent_server")
+    return _of_copy("agent_server", "http", options)
+
+
+def _of_copy(place: str, folder: str, options: AgentOptions) -> Any:
+    found = of_copy(place)
     if found is None:
-        raise options.cannot(not_in_copy("http", "write the agent as a loop"))
+        raise options.cannot(not_in_copy(folder, "write the agent as a loop"))
     return found
 
 
