@@ -64,7 +64,7 @@ class LabRecorder(Recorder):
         self._lengths += length_lines(step, record.summary.outcomes)
         counts = record.workers.counts.of_extensions.get(AGENTS)  # its `CallCounts`
         if counts is not None:
-            self._waiting_for_calls += together(counts.waiting.values())
+            self._waiting_for_calls += together(counts.idle.values())
             self._calls += filter(None, [call_line(step, counts.by_name)])
         self._episodes = [episode.line() for episode in _episodes(step, batch)]
 

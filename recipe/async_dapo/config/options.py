@@ -13,7 +13,7 @@ from ..core.over_sampling import OverSampling, RoundSize
 from ..core.pool import PromptPool
 from ..core.round import RoundSpec
 from ..core.staleness import StalenessLimit
-from ..core.stop_rules import StopRuleName
+from ..core.stop_rules import StopRuleName, drains, draws_again
 from .reading import read_options
 from .values import (
     Auto,
@@ -169,7 +169,7 @@ class AsyncDAPOConfig:
     @property
     def drains(self) -> bool:
         """Whether a round ends by awaiting what runs, rather than by interrupting it."""
-        return self.stop_rule is StopRuleName.DRAIN or self.is_consistent
+        return drains(self.stop_rule) or self.is_consistent
 
     @property
     def is_consistent(self) -> bool:
@@ -193,9 +193,8 @@ class AsyncDAPOConfig:
 
     @property
     def draws_again(self) -> bool:
-        """Whether all that `fifo` did not wait for is generated again, complete or not: to keep what is complete, and
-        draw only the others again, would prefer short answers."""
-        return self.stop_rule is StopRuleName.FIFO and not self.keeps_tokens
+        """Whether all for which the stop rule did not wait is generated again, complete or not."""
+        return draws_again(self.stop_rule) and not self.keeps_tokens
 
     @property
     def has_old_kv(self) -> bool:

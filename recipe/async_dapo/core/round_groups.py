@@ -6,9 +6,12 @@ Waiting groups stand in lines, in the order in which they were added: one line f
 worker starts those of the lowest rank first. It takes a group that rests on another worker only if it has no other one,
 and if that one is not pinned.
 
-Trajectories of a group that runs may be `idle`, as while a tool runs: others generate in their stead. At a stop their
-group is given back like any other. Where tokens are kept it waits as BEGUN in the next round, and the call goes on in
-the worker (`extensions/agents/call_runner.py`).
+While a tool runs its group stays RUNNING, on its worker, without a lease: a lease is for one request
+(`engines/engine_requests.py`). Calls, verl's tools among them, come to `CallRunner.call` of
+`extensions/agents/call_runner.py`, and after a moment its `InCalls` reports GroupEvent.IDLE: the trajectory needs no
+engine, and others generate in its stead, unless slots bound what runs (`rollout_pool_size=null`). At a stop the group
+is given back like any other. Where tokens are kept the pool has it as buffered, it waits as BEGUN in the next round,
+and the call goes on in the worker; with `discard` the call is cancelled and the group starts afresh.
 """
 
 from collections import Counter, deque
@@ -24,7 +27,7 @@ class GroupState(StrEnum):
 
     BEGUN = "begun"  # waits, with what it has generated in earlier rounds
     FRESH = "fresh"  # waits, and has generated nothing
-    RUNNING = "running"  # a slot runs it, some of its trajectories may be idle
+    RUNNING = "running"  # a worker runs it, some of its trajectories may be idle
 
 
 WAITING = (GroupState.BEGUN, GroupState.FRESH)  # in the order in which they start

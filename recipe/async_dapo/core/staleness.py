@@ -2,14 +2,17 @@
 
 What keeps a trained token from being too old:
 
-- before a round `PromptPool` retires a group of which no token could be trained on any more, names those that would be
-  too stale in the next step, for which `Round` does not halt, and has the oldest go first;
-- a fresh group starts only while it can be trained in time: `Quota.most_trainable`, which `Round` heeds, or `Deadlines`
-  where engines have GPUs of their own;
+- `max_staleness=0` carries no unfinished token into the next step (`AsyncDAPOConfig.keeps_tokens`);
+- before a round `PromptPool` retires a group of which no token could be trained on any more (`retire`), names those
+  that would be too stale in the next step, for which `Round` does not halt (`must_finish`), and has the oldest go
+  first (`dispatch`);
+- a fresh group starts only while it can be trained in time: `Quota.most_trainable`, which `Round` heeds;
+- where engines have GPUs of their own, rounds go on and retire nothing: `Deadlines` (`extensions/separate`) starts no
+  group that would be late, and holds a batch back for old groups that run;
 - where the pool's size is not unlimited, so few trajectories are unfinished that the longest ends in time
-  (`RoundSize.most_unfinished`); a size that the user names wins;
-- an engine of its own GPUs that is too far behind takes no requests (`extensions/separate`: `max_lag`);
-- tokens that are too old all the same are masked out of the loss (`store.withhold`).
+  (`RoundSize.most_unfinished` of `core/over_sampling.py`); a size that the user names wins;
+- an engine of its own GPUs that is too far behind takes no requests (`max_lag` of `RollingUpdate`, there, too);
+- tokens that are too old all the same are masked out of the loss (`store.withhold`, by the replay buffer).
 """
 
 from collections import Counter

@@ -7,11 +7,11 @@
                    again (`discard`), so do those that have ended beyond the prefix: their samples are the shorter ones.
 `drain`            B valid groups, then nothing new starts and everything running is awaited. Unbiased and slow.
 
-A new rule is a name here, a class that is notified of starts and ends, its case in `rule_of` and `trains_as_started`,
-and the comment of `async_dapo.stop_rule` in the yaml, which users read. If groups are awaited behind it, or start
-again: `drains` and `draws_again` of `AsyncDAPOConfig`; whose default it is, and what it does not go with, is in
-`config/reading.py`. `extensions/separate` refuses it until its rounds that go on know it, and the planner tries it
-(`candidates.py`). Tests spell the names in `test_refusals.py`, and what each waits for in `test_round.py`.
+A new rule is a name here, a class that is notified of starts and ends, its case in each function below (the type
+checker names those that lack it), and what users read: the comment of `async_dapo.stop_rule` in the yaml, and
+`docs/tuning.md`. Whose default it is, and what it does not go with, is in `config/reading.py`; `extensions/separate`
+refuses it until its rounds that go on know it. No more is needed: the planner tries every name, and so do the
+properties of rounds and pools; what each waits for is in `test_round.py`, and `test_refusals.py` spells the names.
 """
 
 from collections import deque
@@ -91,7 +91,7 @@ def rule_of(name: StopRuleName | None, missing: int) -> StopRule:
     match name:
         case None:
             return StopRule(missing=1)
-        case StopRuleName.FIRST_COMPLETED | StopRuleName.DRAIN:  # `drain` needs the same; see `RoundSpec.drains`
+        case StopRuleName.FIRST_COMPLETED | StopRuleName.DRAIN:  # which differ in what follows: `drains`
             return CompletionOrder(missing)
         case StopRuleName.FIFO:
             return StartOrder(missing)
@@ -105,6 +105,29 @@ def trains_as_started(name: StopRuleName) -> bool:
         case StopRuleName.FIRST_COMPLETED:
             return False
         case StopRuleName.FIFO | StopRuleName.DRAIN:
+            return True
+        case _:
+            assert_never(name)
+
+
+def drains(name: StopRuleName) -> bool:
+    """Whether groups that run when the rule is met are awaited, rather than interrupted."""
+    match name:
+        case StopRuleName.FIRST_COMPLETED | StopRuleName.FIFO:
+            return False
+        case StopRuleName.DRAIN:
+            return True
+        case _:
+            assert_never(name)
+
+
+def draws_again(name: StopRuleName) -> bool:
+    """Whether groups for which the rule did not wait are generated again, complete or not, where no tokens are kept: to
+    keep those that are complete, and draw only the others again, would prefer short answers."""
+    match name:
+        case StopRuleName.FIRST_COMPLETED | StopRuleName.DRAIN:
+            return False
+        case StopRuleName.FIFO:
             return True
         case _:
             assert_never(name)

@@ -1,15 +1,20 @@
 """Which engines live. The load balancer holds the one list; trainer, clients and weight updates ask there.
 
-What notices that an engine died:
+What notices that an engine died, and who sees to it:
 
     watch        at once: a call that waits in each of its servers fails when that dies; a server ends with its engine's
-                 core (`started_server.py`)
-    ask          a stop, an opening, a sleep, an aborted request: it is dead, or has not answered in `engine_timeout_s`
-    look_after   it gives no sign of life: asked every half `engine_timeout_s` of a round, and by a client whose request
-                 is lost
+                 core (`started_server.py`). `EngineManager` begins it, at the start and for each engine that joins
+    ask          a stop, an opening, a sleep, an aborted request: it is dead, or has not answered in `engine_timeout_s`.
+                 The load balancer asks so
+    look_after   it gives no sign of life: `AsyncDAPOServer.ping` says that it stands still, or nothing. Prompted every
+                 half `engine_timeout_s` of a round (`AsyncDAPOAgentLoopManager.next_event`), and by a client whose
+                 request is lost (`EngineRequests`)
 
 A training worker that brings weights in vain ends the engine's servers (`weights/adapter.py`), and `watch` notices.
-Where engines have GPUs of their own, one that takes no weights is struck off here, too (`extensions/separate`).
+Where engines have GPUs of their own, one that takes no weights is struck off here, too (`extensions/separate`:
+`RollingLoadBalancer`). What follows: `GlobalLoadBalancer` frees its leases, and the requests fail over to others;
+before the next weights `EngineManager` ends what is left of its processes. The actors of the run itself, which are
+not engines, have `runtime/actor_watch.py`.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""Tells of the death of actors that are needed later, or that others wait for."""
+"""Tells of the death of actors that are needed later, or that others wait for; not of engines, which have
+`engines/lives.py`.
+"""
 
 import logging
 import signal

@@ -9,8 +9,8 @@ Every loop of the system, what it waits for (...), and what unblocks it:
         train, save .................. verl's training workers; a save: tokens that workers are still parking
         update_weights ............... every engine has taken the weights, or is given up
         open_engines ................. every server has opened its gate
-    worker, `max_concurrent_prompts` slots
-        take_group ................... coordinator: a group is free, or nothing more will start (the slot ends)
+    worker, some calls at once; with `rollout_pool_size=null` one for each of `max_concurrent_prompts` slots
+        take_group ................... coordinator: a group is free and fits the pool, or nothing more will start
         run the group ................ its n trajectories, at once:
             agent loop: lease ........ load balancer: another request's release; the stop answers with nothing
             agent loop: generate ..... server: pieces of tokens, the end, or an abort; or its death

@@ -27,7 +27,7 @@ from ...runtime.actor_watch import ActorDied
 from ...runtime.aio import LimitReached, within
 from ...runtime.containment import called_on_thread, value_of
 from .call_recorder import CallRecorder, NoRecord
-from .counts import CallCounts, Waiting
+from .counts import CallCounts, IdleTrajectories
 from .in_calls import InCalls
 from .journal import Call, Policy
 
@@ -71,7 +71,7 @@ class CallRunner(Loops):
         self._limit_bytes = journal_limit_bytes
         self._promise = promise
         self._worker = worker
-        self._waiting = Waiting()
+        self._idle = IdleTrajectories()
         self.late_counts = RoundCounts()  # in no report yet
         self._carries = carries
         self._cut = cut
@@ -80,14 +80,14 @@ class CallRunner(Loops):
         self._logged = KnownPlaces()
 
     def recorder(self, trajectory: Trajectory, *, prompt_uid: str, attempt: str) -> CallRecorder:
-        in_calls = InCalls(self._short_s, self._waiting)
+        in_calls = InCalls(self._short_s, self._idle)
         return CallRecorder(trajectory=trajectory, prompt_uid=prompt_uid, attempt=attempt, in_calls=in_calls)
 
     def take_counts(self) -> RoundCounts:
         """Of what went on when its trajectory's round was over, and of all that waited for calls."""
         counts, self.late_counts = self.late_counts, RoundCounts()
-        if samples := self._waiting.take():
-            counts += RoundCounts(of_extensions={AGENTS: CallCounts(waiting={self._worker: samples})})
+        if samples := self._idle.take():
+            counts += RoundCounts(of_extensions={AGENTS: CallCounts(idle={self._worker: samples})})
         return counts
 
     async def call(

@@ -1,4 +1,4 @@
-"""What is counted of calls, and how many trajectories wait for some over time."""
+"""What is counted of calls, and how many trajectories are idle, as they wait for some, over time."""
 
 import time
 from dataclasses import dataclass, field
@@ -25,8 +25,8 @@ class CallCounts(Summed):
     kept_loops: int = 0  # agent loops that rest in their workers over the stop
     seconds: float = 0.0  # that trajectories which have ended spent in calls, of whatever round
     by_name: dict[str, CallFigures] = field(default_factory=dict)  # those that were answered
-    # Trajectories of each worker that wait for calls, from each time on [s since the epoch].
-    waiting: dict[int, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    # Trajectories of each worker that are idle, from each time on [s since the epoch].
+    idle: dict[int, tuple[tuple[float, int], ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, counts: RoundCounts) -> "CallCounts":
@@ -74,17 +74,17 @@ class CountSamples:
         return () if is_all_0 else (*taken, *self._samples)
 
 
-class Waiting:
-    """The trajectories of a worker that wait for calls."""
+class IdleTrajectories:
+    """Those of a worker that wait for calls."""
 
     def __init__(self) -> None:
         self._now: set[object] = set()
         self._samples = CountSamples()
 
-    def note(self, one: object, *, waits: bool) -> None:
-        (self._now.add if waits else self._now.discard)(one)
+    def note(self, one: object, *, is_idle: bool) -> None:
+        (self._now.add if is_idle else self._now.discard)(one)
         self._samples.add(time.time(), len(self._now))
 
     def take(self) -> tuple[tuple[float, int], ...]:
-        """How many there were over time, since this was asked last; nothing where none has waited."""
+        """How many there were over time, since this was asked last; nothing where none was idle."""
         return self._samples.take(time.time())

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from ...core.round import GroupEvent
-from .counts import Waiting
+from .counts import IdleTrajectories
 
 
 class InCalls:
@@ -13,21 +13,21 @@ class InCalls:
 
     Args:
         short_s: shorter waits are not reported [s].
-        waiting: of the worker.
+        idle: those of the worker.
     """
 
-    def __init__(self, short_s: float, waiting: Waiting) -> None:
+    def __init__(self, short_s: float, idle: IdleTrajectories) -> None:
         self._short_s = short_s
-        self._waiting = waiting
+        self._idle = idle
         self._notify: Callable[[GroupEvent], None] = lambda event: None
         self._open = 0
-        self._waits = False
+        self._is_idle = False
         self._timer: asyncio.TimerHandle | None = None
 
     def begin_round(self, notify: Callable[[GroupEvent], None]) -> None:
         """From now on `notify` is called when the trajectory has waited for `short_s`, and when it goes on."""
         self._notify = notify
-        self._note(waits=False)
+        self._note(is_idle=False)
         if self._open:
             self._start()
 
@@ -42,8 +42,8 @@ class InCalls:
             return
         assert self._timer is not None
         self._timer.cancel()
-        if self._waits:
-            self._note(waits=False)
+        if self._is_idle:
+            self._note(is_idle=False)
             self._notify(GroupEvent.GOES_ON)
 
     def _start(self) -> None:
@@ -52,10 +52,10 @@ class InCalls:
         self._timer = asyncio.get_running_loop().call_later(self._short_s, self._begin)
 
     def _begin(self) -> None:
-        self._note(waits=True)
+        self._note(is_idle=True)
         self._notify(GroupEvent.IDLE)
 
-    def _note(self, *, waits: bool) -> None:
-        if waits is not self._waits:
-            self._waits = waits
-            self._waiting.note(self, waits=waits)
+    def _note(self, *, is_idle: bool) -> None:
+        if is_idle is not self._is_idle:
+            self._is_idle = is_idle
+            self._idle.note(self, is_idle=is_idle)

@@ -272,9 +272,9 @@ async def test_given_a_call_that_generates_then_training_ends_with_its_name() ->
 async def test_given_trajectories_that_wait_for_calls_then_the_report_says_how_many_over_time() -> None:
     running = rollout(asking(Service()))
     await outcome_of(running)
-    times, counts = zip(*calls_of(running).waiting[0], strict=True)
+    times, counts = zip(*calls_of(running).idle[0], strict=True)
     assert max(counts) == N and counts[-1] == 0 and list(times) == sorted(times)
-    assert not calls_of(running).waiting, "none has waited since then"
+    assert not calls_of(running).idle, "none was idle since then"
 
 
 def test_given_more_results_than_the_journal_may_hold_then_the_trajectory_fails_and_is_counted() -> None:
