@@ -9,7 +9,7 @@ from verl.experimental.agent_loop import AgentLoopWorker
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.rollout import agent_loops, import_loops, worker
+from recipe.async_dapo.rollout import agent_loops, import_loops, run_worker, worker
 from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
 
 from ..support.composed_runs import compose_run, valid_overrides
@@ -56,7 +56,7 @@ def test_a_worker_has_imported_the_users_loops_before_its_first_trajectory(monke
     """It would stop the worker's event loop for as long as that takes; one that is not used need not be there."""
     monkeypatch.setattr(AgentLoopWorker, "__init__", lambda self, config: setattr(self, "config", config))
     for name in ("show_logs", "join_queue"):
-        monkeypatch.setattr(worker, name, lambda: None)
+        monkeypatch.setattr(run_worker, name, lambda: None)
     (tmp_path / "loop_of_a_user.py").write_text("class Own: pass")
     monkeypatch.syspath_prepend(tmp_path)
     for number, module in enumerate(("no_such_module", "loop_of_a_user")):

@@ -1,46 +1,34 @@
 """Agent loop manager: opens rounds on the coordinator and the workers, and merges what they report."""
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 import numpy as np
 import ray
 import torch
-from omegaconf import DictConfig
-from ray import ObjectRef
-from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from tensordict import NonTensorData, NonTensorStack, TensorDict
-from verl.experimental.agent_loop import AgentLoopManager
 
-from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.concurrency import ConcurrencyState
-from ..core.leases import MAX_PENDING_CALLS
 from ..core.mix import ALL, Quota
 from ..core.round import RoundSpec, RoundSummary
 from ..core.summed import Summed
 from ..core.trajectory import PromptGroup, Trajectory
-from ..engines.client import AsyncDAPOLLMClient
 from ..engines.load_balancer import LoadBalancerStats
 from ..record.plain_values import DATA_SET, to_plain
-from ..runtime.containment import contain_tasks
 from ..store import FIELDS
-from .all_workers import RolloutError, connected, still_running
+from .all_workers import RolloutError, still_running
 from .codec import codec
-from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
+from .coordinator import RoundEvent
 from .group_rollout import WorkerReport
 from .parking import park_interrupted, ticket_of
-from .worker import AsyncDAPOAgentLoopWorker
-
-logger = logging.getLogger(__name__)
+from .run_manager import RunManager
 
 # Arguments of agent loops and reward managers beside a prompt's columns.
 _ARGUMENTS = "self make agent_loop sampling_params priority prompt_len response_len tool_extra_fields __num_turns__"
@@ -101,47 +89,8 @@ class RoundRecord(Summed):
     balancer: LoadBalancerStats
 
 
-class AsyncDAPOAgentLoopManager(AgentLoopManager):
-    """Splits batches by prompt group over `num_workers` workers; the n trajectories of a group stay together.
-
-    Its workers start before there are engines, and are connected with them later.
-    """
-
-    _coordinator_actor: Any = EarlyStoppingCoordinatorActor
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.agent_loop_workers_class = ray.remote(max_concurrency=MAX_PENDING_CALLS)(AsyncDAPOAgentLoopWorker)
-        super().__init__(*args, **kwargs)
-        self._options = AsyncDAPOConfig.from_hydra(self.config)
-        self._round_id = ""
-        self._worker_refs: list[ObjectRef] = []
-        self._capacity: int | None = None
-        self._deadline: float | None = None  # of what the trainer waits for; None = it has not begun to
-        self._look_at = 0.0  # when servers are asked for a sign of life again
-
-    @classmethod
-    def start(cls, config: DictConfig) -> Self:
-        """Start the workers, without waiting for them."""
-        return cls.create(config=config, llm_client=SimpleNamespace())  # verl's workers make notes on their client
-
-    def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:
-        """Give the workers the engines' client, verl's reward workers and a coordinator."""
-        self.llm_client = llm_client
-        self._balancer = llm_client._load_balancer
-        self._coordinator = self._coordinator_actor.remote(self._balancer, self._options.stop_timeout_s)
-        self._reward_workers = reward_workers
-        self._get(connected(self.agent_loop_workers, self._coordinator, llm_client, reward_workers))
-        self._get([actor.__ray_call__.remote(contain_tasks) for actor in self.named_actors.values()])
-
-    @property
-    def named_workers(self) -> dict[str, ActorHandle]:
-        return {f"agent loop worker {index}": worker for index, worker in enumerate(self.agent_loop_workers)}
-
-    @property
-    def named_actors(self) -> dict[str, ActorHandle]:
-        """Those that every step needs. An engine may die."""
-        rewards = {f"reward worker {index}": worker for index, worker in enumerate(self._reward_workers)}
-        return {"coordinator": self._coordinator, "load balancer": self._balancer} | self.named_workers | rewards
+class AsyncDAPOAgentLoopManager(RunManager):
+    """Splits batches by prompt group over `num_workers` workers; the n trajectories of a group stay together."""
 
     @property
     def capacity(self) -> int:
@@ -235,10 +184,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             concurrency_state: of a checkpoint, to go on with.
         """
         self._capacity = self._get(self._balancer.open.remote(concurrency_state))
-
-    def end(self) -> None:
-        """The run is over: nobody is told any more that an engine has ended."""
-        self._get(self._balancer.end.remote())
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """verl's entry for validation: run all prompts to their end on the same workers, without early stop."""

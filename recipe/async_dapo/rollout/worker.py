@@ -1,101 +1,33 @@
 """Agent loop worker: runs prompt groups in FIFO slots and gives back what the stop interrupts."""
 
 import asyncio
-import logging
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from omegaconf import DictConfig
 from ray import ObjectRef
-from ray.actor import ActorHandle
-from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
-from verl.workers.rollout.utils import get_max_position_embeddings
+from verl.experimental.agent_loop import AgentLoopOutput
 
 from .. import store
-from ..config.extensions import of_copy
-from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
 from ..core.outcome import Verdict
 from ..core.round import GroupEvent, RoundSpec
 from ..core.round_groups import WaitingGroup
 from ..core.trajectory import AGENT_COLUMN, PromptGroup, Trajectory
-from ..data_plane import join_queue
-from ..engines.client import AsyncDAPOLLMClient
 from ..runtime.aio import Gathered
-from ..runtime.logs import show_logs
-from ..runtime.shipping import shipping
-from ..runtime.verl_version import check_versions
-from .agent_loops import AgentLoopFactory, Loops
 from .codec import check_shown, codec
 from .group_rollout import GroupRollout, WorkerReport, leaves
-from .import_loops import import_loops
 from .parking import park_all, unpark
-from .reward import RewardScorer, ScoringWorker
-
-logger = logging.getLogger(__name__)
+from .reward import RewardScorer
+from .run_worker import RunWorker
 
 WAITING_CALLS = 4  # of `take_group` at once, of a worker: they hide the round trip to the coordinator
 
 
-class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
+class AsyncDAPOAgentLoopWorker(RunWorker):
     """Takes groups from the coordinator as fast as it hands them out; with `rollout_pool_size=null` one slot takes the
     next group when its last one has ended. When `run_round` returns, every task of the round is over; where the copy
     has `extensions/agents`, calls that were interrupted may go on, and agent loops may rest here.
-
-    Starts before there is an engine, so that its imports take no time of their own; see `connect`.
     """
-
-    def __init__(self, config: DictConfig, *args: Any, **kwargs: Any) -> None:
-        show_logs()
-        check_versions()
-        shipping().localise(config)
-        super().__init__(config, *args, **kwargs)
-        self._options = AsyncDAPOConfig.from_hydra(self.config)
-        codec()  # its extension's imports, and those of agent loops, would hold up the first trajectories
-        import_loops(config.actor_rollout_ref.rollout.agent.default_agent_loop)
-        join_queue()
-
-    async def attach(self, coordinator: ActorHandle, worker: int, myself: ActorHandle) -> None:
-        """Called once by the manager; `worker` is this one's number, and `myself` its handle."""
-        self._coordinator = coordinator
-        self._worker = worker
-        self._loops = Loops(self._options.calls.timeout_s)
-        if (own := of_copy("loops")) is not None:
-            self._loops = own(
-                self.config, self._options, worker=worker, promise=lambda call_id: myself.result_of.remote(call_id)
-            )
-        self._rollout: GroupRollout | None = None  # of the round
-        self._interrupted: dict[str, PromptGroup] = {}  # with the tokens that are still to be parked
-
-    async def result_of(self, call_id: str) -> bytes | None:
-        """The result of a call whose trajectory was interrupted here; the worker that continues it waits for this."""
-        return await self._loops.result_of(call_id)
-
-    async def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle], attached: None) -> None:
-        """Called once by the manager, when there are engines.
-
-        Args:
-            attached: what `attach` has returned, which so comes first.
-        """
-        self.llm_client = llm_client
-        self.llm_client.tokenizer = self.tokenizer  # finds stop strings over a seam
-        model_tok = get_max_position_embeddings(self.model_config.hf_config)
-        self.llm_client.context_tok = self.config.actor_rollout_ref.rollout.max_model_len or model_tok
-        self._compute_score = ScoringWorker(reward_workers)._compute_score
-        own = of_copy("tools")
-        tools = self.tools if own is None else own(self.tools, timeout_s=self._options.calls.timeout_s)
-        self._agent_loops = AgentLoopFactory(
-            trainer_config=DictConfigWrap(self.config),
-            server_manager=self.llm_client,
-            tokenizer=self.tokenizer,
-            processor=self.processor,
-            hf_model_type=self.hf_model_type,
-            dataset_cls=self.dataset_cls,
-            data_config=DictConfigWrap(self.config.data),
-            tools=ToolListWrap(tools),
-        )
 
     async def run_round(self, spec: RoundSpec, suspended: frozenset[str]) -> WorkerReport:
         """Run groups until the coordinator has no more, or stops the round.

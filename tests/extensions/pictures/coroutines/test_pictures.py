@@ -14,7 +14,7 @@ from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.extensions.pictures.codec import PictureCodec
 from recipe.async_dapo.recording import prompt_digest
-from recipe.async_dapo.rollout import worker
+from recipe.async_dapo.rollout import run_worker, worker
 from recipe.async_dapo.rollout.codec import check_shown, codec
 from recipe.async_dapo.rollout.manager import make_group
 from recipe.async_dapo.rollout.packed_output import PackedOutput
@@ -77,7 +77,7 @@ def test_a_worker_has_loaded_what_opens_pictures_before_its_first_trajectory(mon
     """It would stop the worker's event loop for as long as its imports take."""
     monkeypatch.setattr(AgentLoopWorker, "__init__", lambda self, config: setattr(self, "config", config))
     for name in ("show_logs", "join_queue"):
-        monkeypatch.setattr(worker, name, lambda: None)
+        monkeypatch.setattr(run_worker, name, lambda: None)
     codec.cache_clear()
     worker.AsyncDAPOAgentLoopWorker(compose_run(valid_overrides(tmp_path)))
     monkeypatch.setattr("recipe.async_dapo.rollout.codec.of_copy", None)
