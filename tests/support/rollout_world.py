@@ -19,6 +19,7 @@ from recipe.async_dapo.recording import TrajectoryRecorder, append_tokens, curre
 from recipe.async_dapo.rollout.agent_loops import Loops
 from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.rollout.reward import RewardScorer
+from recipe.async_dapo.rollout.validation import ValidationRollout
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 
 from .fake_handle import FakeHandle
@@ -146,11 +147,11 @@ def rollout(
         max_tokens_per_round=None,
     )
     scorer = RewardScorer(compute_score or scores(0, 1, 0, 1), options=options)
-    return GroupRollout(
+    kind = ValidationRollout if keeps_failures else GroupRollout
+    return kind(
         as_workers_run(loop),
         scorer,
         loops=call_runner(kept=kept, carries=carries) if "agents" in declared() else Loops(),
         options=options,
-        validates=keeps_failures,
         notify=notify,
     )

@@ -11,7 +11,7 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, OnRewardError
-from ..core.outcome import Cause, GroupOutcome, KnownPlaces, TrajectoryFailed, Verdict, is_certain, judge_group
+from ..core.outcome import Cause, GroupOutcome, TrajectoryFailed, Verdict, is_certain, judge_group
 from ..core.round import GroupEvent
 from ..core.summed import Summed
 from ..core.trajectory import BrokenRecord, PromptGroup, RoundCounts, Trajectory
@@ -72,7 +72,6 @@ class GroupRollout:
         loops: of the worker.
         attempt: tells what a group asks from what it has asked in an earlier round, where it starts again in each.
         options: the recipe's options.
-        validates: every trajectory runs to its end; one that failed is left out, and the others of its group go on.
         notify: is called with what happens in a group, by its uid.
     """
 
@@ -83,7 +82,6 @@ class GroupRollout:
         *,
         loops: Loops,
         options: AsyncDAPOConfig,
-        validates: bool,
         notify: Callable[[str, GroupEvent], None],
         attempt: str = "",
     ) -> None:
@@ -93,19 +91,15 @@ class GroupRollout:
         self._attempt = attempt
         self._on_reward_error = options.reward.on_error
         self._is_filtered = options.filter.metric is not None
-        self._keeps_failures = validates
-        self._max_tokens_per_round = None if validates else options.max_tokens_per_round
+        self._max_tokens_per_round = options.max_tokens_per_round
         self._notify = notify
         self.running = _RunningTrajectories()
-        self._logged = KnownPlaces()
-        self._left_out: dict[str, list[TrajectoryFailed]] = {}  # of a validation, by group
         self._report = WorkerReport()
 
     def take_report(self) -> WorkerReport:
         """What has been counted since this was asked last; the groups that come back are not in it."""
         report, self._report = self._report, WorkerReport()
-        if not self._keeps_failures:  # nobody counts what a validation does
-            report.counts += self._loops.take_counts()
+        report.counts += self._loops.take_counts()
         return report
 
     async def run(self, group: PromptGroup) -> GroupOutcome | None:
@@ -128,11 +122,7 @@ class GroupRollout:
             return GroupOutcome.of(
                 group, Verdict.FAILED, reason=failure.reason, cause=failure.cause, failed=len(failures)
             )
-        if self._keeps_failures:
-            return self._validated(group)
-        if group.unfinished:
-            return None if self.running.is_stopping else GroupOutcome.of(group, Verdict.SET_ASIDE)
-        return self._judge(group)
+        return self._outcome(group)
 
     def _start(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         for trajectory in group.unfinished:
@@ -183,28 +173,19 @@ class GroupRollout:
                 self._report.counts += recorder.counts
 
     def _fail(self, group: PromptGroup, reason: str, cause: Cause) -> None:
-        failure = TrajectoryFailed(reason, cause)
-        if not self._keeps_failures:
-            raise failure
-        self._left_out.setdefault(group.uid, []).append(failure)
-        level = logging.WARNING if self._logged.is_new(cause) else logging.DEBUG
-        logger.log(level, "a trajectory of validation prompt %s is left out: %s", group.uid, failure)
-
-    def _validated(self, group: PromptGroup) -> GroupOutcome:
-        failures = self._left_out.pop(group.uid, [])
-        if not failures:
-            return GroupOutcome.of(group, Verdict.VALID)
-        first = failures[0]
-        return GroupOutcome.of(group, Verdict.VALID, reason=first.reason, cause=first.cause, failed=len(failures))
+        """A trajectory has failed for good: so does its group."""
+        raise TrajectoryFailed(reason, cause)
 
     def _note_certain(self, group: PromptGroup) -> None:
-        if not self._is_filtered or self._keeps_failures or group.is_certain or not group.unfinished:
+        if not self._is_filtered or group.is_certain or not group.unfinished:
             return
         if is_certain(self._metrics(group)):
             group.is_certain = True
             self._notify(group.uid, GroupEvent.CERTAIN)
 
-    def _judge(self, group: PromptGroup) -> GroupOutcome:
+    def _outcome(self, group: PromptGroup) -> GroupOutcome | None:
+        if group.unfinished:
+            return None if self.running.is_stopping else GroupOutcome.of(group, Verdict.SET_ASIDE)
         if not self._is_filtered:
             return GroupOutcome.of(group, Verdict.VALID)
         metrics = self._metrics(group)

@@ -19,6 +19,7 @@ from .group_rollout import GroupRollout, WorkerReport, leaves
 from .parking import park_all, unpark
 from .reward import RewardScorer
 from .run_worker import RunWorker
+from .validation import ValidationRollout
 
 WAITING_CALLS = 4  # of `take_group` at once, of a worker: they hide the round trip to the coordinator
 
@@ -80,13 +81,13 @@ class AsyncDAPOAgentLoopWorker(RunWorker):
         """What runs the groups of this round. It tells the coordinator what happens, in gathered calls."""
         report = self._coordinator.report_progress.remote
         events = Gathered[tuple[str, GroupEvent], None](lambda events: report(spec.round_id, events))
-        return GroupRollout(
+        kind = ValidationRollout if spec.validates else GroupRollout
+        return kind(
             self._loop_runner(spec),
             scorer,
             loops=self._loops,
             attempt="" if self._options.keeps_tokens else f"@{spec.round_id}",
             options=self._options,
-            validates=spec.validates,
             notify=lambda uid, event: events.add((uid, event)),
         )
 
