@@ -173,18 +173,6 @@ def append_tokens(
         raise BrokenRecord(f"{len(token_ids)} tokens with {len(log_probs)} log-probs, and versions of {start}")
 
 
-def cut(turn: Turn, num_tokens: int) -> None:
-    """Keep so many tokens of the turn."""
-    kept: list[Segment] = []
-    for segment in turn.segments:
-        count = min(len(segment.token_ids), num_tokens - sum(len(one.token_ids) for one in kept))
-        if count > 0:
-            ids, log_probs = segment.token_ids[:count], segment.rollout_log_probs[:count]
-            kept.append(Segment(policy_version=segment.policy_version, token_ids=ids, rollout_log_probs=log_probs))
-    turn.segments = kept
-    turn.routes = turn.routes and turn.routes.first(turn.prompt_len_tok + num_tokens - 1)
-
-
 class SampledTokens:
     """All that the engines sampled for a trajectory, in order, to find the outputs of its agent loop in it."""
 

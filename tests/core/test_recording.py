@@ -17,7 +17,8 @@ from recipe.async_dapo.core.trajectory import (
     Turn,
 )
 from recipe.async_dapo.engines.routes import append_routes, array_of
-from recipe.async_dapo.recording import SampledTokens, TrajectoryRecorder, append_tokens, cut, prompt_digest
+from recipe.async_dapo.engines.stop_strings import cut
+from recipe.async_dapo.recording import SampledTokens, TrajectoryRecorder, append_tokens, prompt_digest
 
 tokens = st.integers(0, 2**31 - 1)
 log_probs = st.floats(-100, 0, width=32)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.client import continued, not_continued
-from recipe.async_dapo.engines.stop_strings import end_of_stop
-from recipe.async_dapo.recording import append_tokens, cut
+from recipe.async_dapo.engines.stop_strings import cut, end_of_stop
+from recipe.async_dapo.recording import append_tokens
 
 from ..support.client_world import ALL_TOKENS, stopped_at, world
 

@@ -18,11 +18,11 @@ from verl.workers.rollout.replica import TokenOutput
 
 from ..config.values import ConfigError
 from ..core.trajectory import Trajectory, Turn
-from ..recording import TrajectoryRecorder, current_recorder, cut
+from ..recording import TrajectoryRecorder, current_recorder
 from .engine_requests import EngineRequests
 from .protocol import FOUND
 from .routes import routes_of_turn
-from .stop_strings import end_of_stop
+from .stop_strings import end_at_stop
 
 _OFF: tuple[Any, ...] = (None, 0, 0.0, [], {}, "")
 _OVER_THE_RESPONSE = (
@@ -205,15 +205,8 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 found_tok = turn.counts[FOUND] - found_tok
                 recorder.counts.found_tok += found_tok
                 recorder.counts.reprefilled_tok += len(context) - found_tok
-                self._end_at_stop(turn, before_tok, asked.params)
-
-    def _end_at_stop(self, turn: Turn, seam_tok: int, params: dict[str, Any]) -> None:
-        """A stop string that the engine could not see, as it began before the seam, ends the turn."""
-        if params.get("stop"):
-            end_tok = end_of_stop(turn.raw_response_ids, seam_tok, params, self.tokenizer.decode)
-            if end_tok is not None:
-                cut(turn, end_tok)
-                turn.finish_reason = "stop"
+                if asked.params.get("stop"):
+                    end_at_stop(turn, before_tok, asked.params, self.tokenizer.decode)
 
     def _budget_tok(self, prompt_len_tok: int, sampling_params: dict[str, Any]) -> int:
         """Tokens the turn may generate in all, as verl's server counts them for a fresh request."""

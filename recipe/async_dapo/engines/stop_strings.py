@@ -3,9 +3,19 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..core.trajectory import Segment, Turn
+
 Decode = Callable[[Sequence[int]], str]
 
 _MARGIN_TOK = 8  # before the seam, for text that starts in mid-token
+
+
+def end_at_stop(turn: Turn, seam_tok: int, params: dict[str, Any], decode: Decode) -> None:
+    """Such a string ends the turn."""
+    end_tok = end_of_stop(turn.raw_response_ids, seam_tok, params, decode)
+    if end_tok is not None:
+        cut(turn, end_tok)
+        turn.finish_reason = "stop"
 
 
 def end_of_stop(tokens: Sequence[int], seam_tok: int, params: dict[str, Any], decode: Decode) -> int | None:
@@ -25,3 +35,15 @@ def end_of_stop(tokens: Sequence[int], seam_tok: int, params: dict[str, Any], de
         if len(text) >= len(before) + longest - 1:
             return None
     return None
+
+
+def cut(turn: Turn, num_tokens: int) -> None:
+    """Keep so many tokens of the turn."""
+    kept: list[Segment] = []
+    for segment in turn.segments:
+        count = min(len(segment.token_ids), num_tokens - sum(len(one.token_ids) for one in kept))
+        if count > 0:
+            ids, log_probs = segment.token_ids[:count], segment.rollout_log_probs[:count]
+            kept.append(Segment(policy_version=segment.policy_version, token_ids=ids, rollout_log_probs=log_probs))
+    turn.segments = kept
+    turn.routes = turn.routes and turn.routes.first(turn.prompt_len_tok + num_tokens - 1)
