@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.runtime.aio import Gathered, LimitReached, run_to_completion, within
+from recipe.async_dapo.runtime.aio import Gathered, run_to_completion
+from recipe.async_dapo.runtime.time_limit import LimitReached, within
 
 from ..support.simulation import now_s
 

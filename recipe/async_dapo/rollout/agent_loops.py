@@ -20,8 +20,8 @@ from ..core.outcome import TrajectoryFailed
 from ..core.trajectory import RoundCounts, Trajectory
 from ..core.users_errors import in_short
 from ..recording import TrajectoryRecorder, current_recorder
-from ..runtime.aio import LimitReached, within
 from ..runtime.containment import contained, value_of
+from ..runtime.time_limit import LimitReached, within
 
 STATE_IS_LOST = f"its loops keep a state over the stop: {not_in_copy(AGENTS, 'choose another class')}"
 

@@ -1,5 +1,5 @@
-"""asyncio helpers: finish a clean-up whatever happens, limit what may time out itself, wait for several remote calls,
-send many things in one, repeat one over a connection that breaks for a moment.
+"""asyncio helpers: finish a clean-up whatever happens, wait for several remote calls, send many things in one, repeat
+one over a connection that breaks for a moment.
 """
 
 import asyncio
@@ -33,31 +33,6 @@ async def run_to_completion(cleanup: Coroutine[Any, Any, T], *, timeout_s: float
     if interrupted is not None:
         raise interrupted from (None if task.cancelled() else task.exception())
     return task.result()
-
-
-class LimitReached(Exception):
-    """Our own limit: what was awaited may raise a `TimeoutError`, too."""
-
-
-async def within(limit_s: float | None, awaitable: Awaitable[T]) -> T:
-    """Await it for at most so long, then cancel it. None: there is no limit.
-
-    Raises:
-        LimitReached: if it takes longer.
-        RuntimeError: if it cancels itself: that is no interruption of what awaits it.
-    """
-    limit, task = asyncio.timeout(limit_s), asyncio.current_task()
-    try:
-        async with limit:
-            return await awaitable
-    except asyncio.CancelledError as cancelled:
-        if task is None or task.cancelling():
-            raise
-        raise RuntimeError(f"cancelled from within {cancelled}".rstrip()) from cancelled
-    except Exception as error:  # whatever it made of being cancelled
-        if limit.expired():
-            raise LimitReached from error
-        raise
 
 
 async def resolve(awaitable: Awaitable[T]) -> T:

@@ -24,8 +24,8 @@ from ...record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to
 from ...recording import TrajectoryRecorder, current_recorder
 from ...rollout.agent_loops import Loops
 from ...runtime.actor_watch import ActorDied
-from ...runtime.aio import LimitReached, within
 from ...runtime.containment import called_on_thread, value_of
+from ...runtime.time_limit import LimitReached, within
 from .call_recorder import CallRecorder, NoRecord
 from .counts import CallCounts, IdleTrajectories
 from .in_calls import InCalls

@@ -16,8 +16,8 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ...config.options import AsyncDAPOConfig
-from ...runtime.aio import LimitReached, within
 from ...runtime.containment import value_of
+from ...runtime.time_limit import LimitReached, within
 from .pool import RewardFunction, RewardProcesses, result_of
 from .process import Answer, answer_of, failed, load
 

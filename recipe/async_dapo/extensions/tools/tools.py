@@ -19,8 +19,8 @@ from ...core.outcome import Cause, TrajectoryFailed
 from ...record.plain_values import AGENT_LOOP
 from ...recording import current_recorder
 from ...rollout.codec import PROMPTS_ONLY
-from ...runtime.aio import LimitReached, within
 from ...runtime.containment import value_of
+from ...runtime.time_limit import LimitReached, within
 from ..agents.call_recorder import CallRecorder
 from ..agents.call_runner import on_thread, plain_bytes
 from ..agents.journal import Policy

@@ -15,8 +15,8 @@ from ...config.values import ConfigError, check_choice, check_each
 from ...config.verl_keys import TOOL_FILES
 from ...core.users_errors import shortened, shown_name, user_frames
 from ...record.plain_values import AGENT_LOOP, to_plain
-from ...runtime.aio import LimitReached, within
 from ...runtime.containment import contained, first_line, value_of
+from ...runtime.time_limit import LimitReached, within
 from ...startup.preflight import NOT_TRIED, Check, Seen
 from ..agents.call_runner import on_thread
 

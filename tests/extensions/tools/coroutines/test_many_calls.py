@@ -15,7 +15,7 @@ from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.extensions.tools import tools
 from recipe.async_dapo.extensions.tools.tools import TOOL_THREADS, recorded_tools
-from recipe.async_dapo.runtime.aio import LimitReached, within
+from recipe.async_dapo.runtime.time_limit import LimitReached, within
 
 from ....support.rollout_world import Loop, finished, group, outcome_of, rollout, scores
 
