@@ -11,6 +11,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from ..core.concurrency import EngineLoad
 from ..core.leases import RecentDict
+from .adapters import Adapters
 from .protocol import OutputExtra, make_output
 from .routes import RequestRoutes
 
@@ -138,25 +139,10 @@ class StampingEngine:
         self._engine = engine
         self._requests = requests
         self._policy_version = policy_version
-        self._loras: asyncio.Task[set[int]] | None = None
-        self._loras_of = -1  # policy version
+        self.list_loras = Adapters(engine, policy_version).in_engine
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
-
-    async def list_loras(self) -> set[int]:
-        """Adapters in the engine. verl asks before each request; they change with the policy version, and the engine is
-        asked once for each, or until it has one."""
-        if self._loras is None or self._loras_of != self._policy_version():
-            self._loras_of = self._policy_version()
-            self._loras = asyncio.ensure_future(self._engine.list_loras())
-        asked = self._loras
-        try:
-            found = await asyncio.shield(asked)
-        finally:
-            if self._loras is asked and asked.done() and (asked.cancelled() or asked.exception() or not asked.result()):
-                self._loras = None
-        return found
 
     async def generate(
         self, *, prompt: dict[str, Any], sampling_params: SamplingParams, request_id: str, **kwargs: Any
