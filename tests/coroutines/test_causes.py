@@ -9,7 +9,8 @@ from ray.exceptions import RayTaskError
 from yarl import URL
 
 from recipe.async_dapo.core.failures import EndedGroups
-from recipe.async_dapo.core.outcome import Cause, GroupOutcome, Verdict
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.users_errors import Cause
 from recipe.async_dapo.rollout import coordinator as coordinator_module
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.reward import cause_of

@@ -22,8 +22,9 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.async_dapo.config.options import REWARD_IMPORT_LIMIT_S
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.core.outcome import TrajectoryFailed, Verdict
+from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import Trajectory
+from recipe.async_dapo.core.users_errors import TrajectoryFailed
 from recipe.async_dapo.recording import TrajectoryRecorder
 from recipe.async_dapo.rollout.agent_loops import Loops
 from recipe.async_dapo.rollout.reward import RewardScorer

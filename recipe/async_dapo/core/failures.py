@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .outcome import Cause, GroupOutcome, Verdict
+from .outcome import GroupOutcome, Verdict
+from .users_errors import Cause
 
 FEW, MANY = 30, 200  # groups that have failed
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from .trajectory import PromptGroup
+from .users_errors import Cause
 
 # Metrics of a group that differ by no more than this, relative to the largest one or to 1, are the same. Sums in
 # another order differ by 1e-16, and differences below 1e-7 are lost where scores become float32. verl adds 1e-6 to the
@@ -29,34 +30,6 @@ class Verdict(StrEnum):
 
 
 JUDGED = (Verdict.VALID, Verdict.FILTERED)  # every trajectory has been scored
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """Why a trajectory failed.
-
-    Attributes:
-        summary: one line: what was raised, and in which file and line of the user's code.
-        traceback: from the user's first frame on; empty where nothing was raised.
-    """
-
-    summary: str
-    traceback: str = ""
-
-    @property
-    def place(self) -> str:
-        """The files and lines it was raised through; what is raised may name the prompt, so that no two are alike."""
-        lines = [line for line in self.traceback.splitlines() if line.startswith("  File ")]
-        return "\n".join(lines) or self.summary
-
-
-class TrajectoryFailed(Exception):
-    """A trajectory cannot be completed, whatever its loop does with errors; `reason` is the counted kind."""
-
-    def __init__(self, reason: str, cause: Cause) -> None:
-        super().__init__(f"{reason}: {cause.summary}")
-        self.reason = reason
-        self.cause = cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,19 +100,6 @@ class CarriedGroup:
     @property
     def uid(self) -> str:
         return self.group.uid
-
-
-class KnownPlaces:
-    """The places of causes that have been logged: each is worth a line once."""
-
-    def __init__(self) -> None:
-        self._places: set[str] = set()
-
-    def is_new(self, cause: Cause) -> bool:
-        """Whether its place was not known; from now on it is."""
-        is_new = cause.place not in self._places
-        self._places.add(cause.place)
-        return is_new
 
 
 def is_certain(metrics: Iterable[float]) -> bool:

@@ -1,4 +1,5 @@
-"""Errors of the user's code in words: what was raised, and in which file and line of theirs.
+"""Errors of the user's code in words: what was raised, and in which file and line of theirs. What trajectories fail of
+is made of them.
 
 Code of the user's may run in a process that has imported nothing but the standard library.
 """
@@ -8,6 +9,7 @@ import os
 import re
 import sysconfig
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +22,44 @@ NOT_THE_USERS = (
     f"{Path(__file__).resolve().parents[1]}{os.sep}",
     *(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a trajectory failed.
+
+    Attributes:
+        summary: one line: what was raised, and in which file and line of the user's code.
+        traceback: from the user's first frame on; empty where nothing was raised.
+    """
+
+    summary: str
+    traceback: str = ""
+
+    @property
+    def place(self) -> str:
+        """The files and lines it was raised through; what is raised may name the prompt, so that no two are alike."""
+        lines = [line for line in self.traceback.splitlines() if line.startswith("  File ")]
+        return "\n".join(lines) or self.summary
+
+
+class TrajectoryFailed(Exception):
+    """A trajectory cannot be completed, whatever its loop does with errors; `reason` is the counted kind."""
+
+    def __init__(self, reason: str, cause: Cause) -> None:
+        super().__init__(f"{reason}: {cause.summary}")
+        self.reason = reason
+        self.cause = cause
+
+
+class KnownPlaces(set[str]):
+    """The places of causes that have been logged: each is worth a line once."""
+
+    def is_new(self, cause: Cause) -> bool:
+        """Whether its place was not known; from now on it is."""
+        is_new = cause.place not in self
+        self.add(cause.place)
+        return is_new
 
 
 class RaisedElsewhere(Exception):

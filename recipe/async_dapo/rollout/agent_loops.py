@@ -16,9 +16,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 from ..calls import RecordedError
 from ..config.extensions import AGENTS, declared, not_in_copy
 from ..config.values import ConfigError
-from ..core.outcome import TrajectoryFailed
 from ..core.trajectory import RoundCounts, Trajectory
-from ..core.users_errors import in_short
+from ..core.users_errors import TrajectoryFailed, in_short
 from ..recording import TrajectoryRecorder, current_recorder
 from ..runtime.containment import contained, value_of
 from ..runtime.time_limit import LimitReached, within

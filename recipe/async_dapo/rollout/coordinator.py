@@ -24,10 +24,11 @@ from ray.actor import ActorHandle
 from ..core.failures import EndedGroups
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.mix import ALL
-from ..core.outcome import GroupOutcome, KnownPlaces, Verdict
+from ..core.outcome import GroupOutcome, Verdict
 from ..core.over_sampling import AvailableGroups
 from ..core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ..core.round_groups import WaitingGroup
+from ..core.users_errors import KnownPlaces
 from ..runtime.logs import show_logs
 
 logger = logging.getLogger(__name__)

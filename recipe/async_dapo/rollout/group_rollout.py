@@ -11,11 +11,11 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, OnRewardError
-from ..core.outcome import Cause, GroupOutcome, TrajectoryFailed, Verdict, is_certain, judge_group
+from ..core.outcome import GroupOutcome, Verdict, is_certain, judge_group
 from ..core.round import GroupEvent
 from ..core.summed import Summed
 from ..core.trajectory import BrokenRecord, PromptGroup, RoundCounts, Trajectory
-from ..core.users_errors import place_of
+from ..core.users_errors import Cause, TrajectoryFailed, place_of
 from ..engines.engine_requests import EnginesUnavailable
 from ..record.plain_values import NestedTooDeep
 from ..recording import SampledTokens, TrajectoryInterrupted, TrajectoryRecorder, current_recorder

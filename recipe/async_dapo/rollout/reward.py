@@ -17,8 +17,15 @@ from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 
 from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError
-from ..core.outcome import Cause, KnownPlaces, TrajectoryFailed
-from ..core.users_errors import ProcessLost, RaisedElsewhere, describe, user_traceback
+from ..core.users_errors import (
+    Cause,
+    KnownPlaces,
+    ProcessLost,
+    RaisedElsewhere,
+    TrajectoryFailed,
+    describe,
+    user_traceback,
+)
 from ..recording import TrajectoryRecorder
 from ..runtime.actor_watch import ActorDied
 from ..runtime.aio import RECONNECT_S, insist

@@ -5,8 +5,9 @@ others of its group go on.
 import logging
 from typing import Any
 
-from ..core.outcome import Cause, GroupOutcome, KnownPlaces, TrajectoryFailed, Verdict
+from ..core.outcome import GroupOutcome, Verdict
 from ..core.trajectory import PromptGroup
+from ..core.users_errors import Cause, KnownPlaces, TrajectoryFailed
 from .group_rollout import GroupRollout, WorkerReport
 
 logger = logging.getLogger(__name__)

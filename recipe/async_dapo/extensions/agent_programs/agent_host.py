@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from ...core.outcome import Cause, TrajectoryFailed
+from ...core.users_errors import Cause, TrajectoryFailed
 from .agent_program import LINE_BYTES, PIPES_S, end_group, end_of_process, plain_json
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,8 @@ from ray.exceptions import ObjectLostError, RayActorError
 
 from ...calls import RecordedError, WhenUnknown, running_call_id
 from ...config.extensions import AGENTS
-from ...core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from ...core.trajectory import RoundCounts, Trajectory
-from ...core.users_errors import describe, user_traceback
+from ...core.users_errors import Cause, KnownPlaces, TrajectoryFailed, describe, user_traceback
 from ...record.call_figures import CallFigures
 from ...record.plain_values import AGENT_LOOP, NestedTooDeep, read_extension, to_plain
 from ...recording import TrajectoryRecorder, current_recorder

@@ -20,8 +20,8 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from ...core.outcome import Cause, TrajectoryFailed
 from ...core.trajectory import Suspension, Trajectory
+from ...core.users_errors import Cause, TrajectoryFailed
 from ...recording import TrajectoryInterrupted, TrajectoryRecorder, current_recorder
 from ...rollout.agent_loops import has_state, run_loop
 from ...runtime.aio import run_to_completion

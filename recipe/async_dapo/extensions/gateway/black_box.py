@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from ...core.outcome import Cause, KnownPlaces, TrajectoryFailed
+from ...core.users_errors import Cause, KnownPlaces, TrajectoryFailed
 from ...recording import current_recorder
 from .conversation import conversation_class
 from .options import AgentOptions

@@ -26,8 +26,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from ...calls import make_recorded
 from ...config.values import ConfigError
-from ...core.outcome import Cause, TrajectoryFailed
 from ...core.trajectory import BrokenRecord
+from ...core.users_errors import Cause, TrajectoryFailed
 from ...recording import current_recorder, prompt_digest
 from .conversation import Answer, Row, conversation_class
 from .messages import CONTEXT_FULL, Message, Refused, Reply, Request

@@ -29,7 +29,7 @@ from omegaconf import DictConfig
 
 from ...config.extensions import declared, not_in_copy
 from ...config.values import ConfigError
-from ...core.outcome import Cause, KnownPlaces
+from ...core.users_errors import Cause, KnownPlaces
 from ..gateway.messages import Refused, Reply, Request, json_of
 from ..gateway.options import FILE, NODE, AgentOptions
 from ..gateway.session import Exchange, Session

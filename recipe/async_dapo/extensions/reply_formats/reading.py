@@ -9,7 +9,7 @@ from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from ...config.values import check_choice
-from ...core.outcome import Cause, KnownPlaces
+from ...core.users_errors import Cause, KnownPlaces
 from ..gateway.messages import Refused, ToolCall
 from ..gateway.options import FILE
 from ..gateway.replies import Parts, ReplyReader

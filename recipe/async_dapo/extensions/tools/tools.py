@@ -15,7 +15,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from ...calls import make_recorded
 from ...config.values import ConfigError
-from ...core.outcome import Cause, TrajectoryFailed
+from ...core.users_errors import Cause, TrajectoryFailed
 from ...record.plain_values import AGENT_LOOP
 from ...recording import current_recorder
 from ...rollout.codec import PROMPTS_ONLY

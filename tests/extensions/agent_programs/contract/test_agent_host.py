@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from recipe.async_dapo.config.values import ConfigError
-from recipe.async_dapo.core.outcome import TrajectoryFailed
+from recipe.async_dapo.core.users_errors import TrajectoryFailed
 from recipe.async_dapo.extensions.agent_programs import agent_host
 from recipe.async_dapo.extensions.agent_programs.agent_host import AgentHost, _Process
 from recipe.async_dapo.extensions.agent_programs.agent_program import Program as HostProgram

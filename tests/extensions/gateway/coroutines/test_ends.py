@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.core.outcome import Cause, TrajectoryFailed
+from recipe.async_dapo.core.users_errors import Cause, TrajectoryFailed
 from recipe.async_dapo.extensions.gateway.messages import Refused, Request
 from recipe.async_dapo.extensions.gateway.session import Session
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.config.extensions import declared
-from recipe.async_dapo.core.outcome import Cause, KnownPlaces, TrajectoryFailed
 from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.core.users_errors import Cause, KnownPlaces, TrajectoryFailed
 from recipe.async_dapo.extensions.gateway import black_box
 from recipe.async_dapo.extensions.gateway.messages import Refused, Request, meaning, tool_call
 from recipe.async_dapo.extensions.gateway.session import Session

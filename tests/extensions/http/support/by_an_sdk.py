@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.core.outcome import KnownPlaces
+from recipe.async_dapo.core.users_errors import KnownPlaces
 from recipe.async_dapo.extensions.gateway.session import Session
 from recipe.async_dapo.extensions.http import server
 

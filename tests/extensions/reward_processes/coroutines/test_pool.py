@@ -12,8 +12,7 @@ import psutil
 import pytest
 from ray.exceptions import RayTaskError
 
-from recipe.async_dapo.core.outcome import Cause
-from recipe.async_dapo.core.users_errors import NotLoaded, RaisedElsewhere
+from recipe.async_dapo.core.users_errors import Cause, NotLoaded, RaisedElsewhere
 from recipe.async_dapo.extensions.reward_processes import pool
 from recipe.async_dapo.extensions.reward_processes.pool import (
     RewardFunction,
