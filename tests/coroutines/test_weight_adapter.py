@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from recipe.async_dapo.runtime import aio
 from recipe.async_dapo.weights import adapter as adapter_module
-from recipe.async_dapo.weights.adapter import EngineWatch, WeightSender
+from recipe.async_dapo.weights.adapter import ReceivingEngine, WeightSender
 
 from ..support.weight_ends import Call
 
@@ -80,7 +80,7 @@ def make_adapter(folder: Path, server: FakeServer, *, timeout_s: float = PATIENC
     adapter.replica_rank, adapter.rollout_rank = 3, 0
     adapter._has_server, adapter.server_handle = True, server
     adapter.use_shm, adapter.zmq_handle = True, f"ipc://{folder}/socket"
-    adapter._timeout_s, adapter._servers, adapter._watch, adapter._is_lost = timeout_s, [], None, False
+    adapter._timeout_s, adapter._servers, adapter._receiver, adapter._is_lost = timeout_s, [], None, False
     adapter._run, adapter.bucket_mb = "session/job", 1
     return adapter
 
@@ -204,10 +204,10 @@ def test_given_a_connection_that_breaks_then_the_engine_is_watched_again_and_not
     monkeypatch.setattr(adapter_module, "RECONNECT_S", 0.0)
     monkeypatch.setattr(aio, "RECONNECT_S", 0.0)
     server = FakeServer()
-    watch = EngineWatch([server])
+    receiver = ReceivingEngine([server])
     server.call("until_death").future().set_exception(ActorUnavailableError("cut off", None))
     while server.named("until_death") < 2:  # a timer's thread watches again
         threading.Event().wait(0.001)
-    assert watch.failure is None
+    assert receiver.failure is None
     server.call("until_death").future().set_exception(ActorDiedError())
-    assert isinstance(watch.failure, ActorDiedError)
+    assert isinstance(receiver.failure, ActorDiedError)

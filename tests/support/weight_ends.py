@@ -11,7 +11,7 @@ import pytest
 import ray
 import torch
 
-from recipe.async_dapo.weights.adapter import EngineWatch, WeightSender
+from recipe.async_dapo.weights.adapter import ReceivingEngine, WeightSender
 from recipe.async_dapo.weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver
 
 FIRST_JOB = "01000000"  # of every Ray cluster
@@ -115,7 +115,7 @@ class Run:
         self.engine = Engine()
         self.sender = WeightSender(config=_NO_CONFIG, model_config=SimpleNamespace(), device_mesh=None)
         self.sender.server_handle = Server(self.engine)
-        self.sender._watch = EngineWatch([self.sender.server_handle])
+        self.sender._receiver = ReceivingEngine([self.sender.server_handle])
 
     @property
     def loaded(self) -> dict[str, float]:

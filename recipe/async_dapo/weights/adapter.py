@@ -36,9 +36,10 @@ from .stream import (
 logger = logging.getLogger(__name__)
 
 
-class EngineWatch:
-    """A training worker's view of the engine it serves: notes the first thing that goes wrong with it. `fd` can be read
-    from then on, so that a wait can end with the engine.
+class ReceivingEngine:
+    """The engine that a training worker sends its weights to, as this worker sees it: notes the first thing that goes
+    wrong with it. `fd` can be read from then on, so that a transfer ends with the engine. The rest of the run learns of
+    dead engines by `engines/lives.py`.
 
     Args:
         servers: the engine's server actors, one a node.
@@ -86,9 +87,9 @@ class _WatchedSocket:
         timeout_s: longest wait for the engine to take what is sent, or to answer [s].
     """
 
-    def __init__(self, socket: zmq.Socket, watch: EngineWatch, *, timeout_s: float) -> None:
+    def __init__(self, socket: zmq.Socket, receiver: ReceivingEngine, *, timeout_s: float) -> None:
         self._socket = socket
-        self._watch = watch
+        self._receiver = receiver
         self._timeout_s = timeout_s
 
     def send_pyobj(self, message: Any) -> None:
@@ -105,10 +106,10 @@ class _WatchedSocket:
     def _wait_for(self, event: int) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, event)
-        poller.register(self._watch.fd, zmq.POLLIN)
+        poller.register(self._receiver.fd, zmq.POLLIN)
         ready = dict(poller.poll(int(1000 * self._timeout_s)))
-        if self._watch.failure is not None:
-            raise self._watch.failure
+        if self._receiver.failure is not None:
+            raise self._receiver.failure
         if not ready:
             raise _EngineLost(f"has not taken weights within async_dapo.engine_timeout_s={self._timeout_s}")
 
@@ -118,14 +119,14 @@ class WatchedSender(BucketedWeightSender):
 
     socket: Any
 
-    def __init__(self, watch: EngineWatch, *, timeout_s: float, **kwargs: Any) -> None:
+    def __init__(self, receiver: ReceivingEngine, *, timeout_s: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._watch = watch
+        self._receiver = receiver
         self._timeout_s = timeout_s
 
     def _init_socket(self) -> None:
         super()._init_socket()
-        self.socket = _WatchedSocket(self.socket, self._watch, timeout_s=self._timeout_s)
+        self.socket = _WatchedSocket(self.socket, self._receiver, timeout_s=self._timeout_s)
 
     def _direct_send_large_weight(self, name: str, weight: torch.Tensor) -> None:
         """A weight larger than the bucket goes as a handle to device memory: one from Ray's store is in host memory."""
@@ -150,7 +151,7 @@ class WeightSender(ServerAdapter):
         self.bucket_mb: int = self.config.checkpoint_engine.update_weights_bucket_megabytes
         self._timeout_s: float = self.config.custom[CUSTOM_OPTIONS]["engine_timeout_s"]
         self._servers: list[ActorHandle] = []
-        self._watch: EngineWatch | None = None
+        self._receiver: ReceivingEngine | None = None
         self._is_lost = False
         folder = sockets_folder()
         self.zmq_handle = private_handle(self.zmq_handle, folder)
@@ -185,12 +186,12 @@ class WeightSender(ServerAdapter):
             pass
 
     async def _transfer(self, weights: AsyncIterator[NamedTensor], version: int | None, kwargs: dict[str, Any]) -> None:
-        assert self._watch is not None
+        assert self._receiver is not None
         received = await self._execute_method("update_weights_from_ipc", non_block=True, kwargs=kwargs)
         if received is not None:  # this rank is the one that talks to the engine's server
-            self._watch.follow(received.future())
+            self._receiver.follow(received.future())
         sender = WatchedSender(
-            self._watch,
+            self._receiver,
             timeout_s=self._timeout_s,
             zmq_handle=self.zmq_handle,
             bucket_size_mb=self.bucket_mb,
@@ -208,9 +209,9 @@ class WeightSender(ServerAdapter):
         if self._is_lost:
             return
         try:
-            if self._watch is None:  # engines are launched after this worker
+            if self._receiver is None:  # engines are launched after this worker
                 self._servers = self._find_servers()
-                self._watch = EngineWatch(self._servers)
+                self._receiver = ReceivingEngine(self._servers)
             await call()
         except (_EngineLost, RayActorError) as error:
             self._give_up(error)
