@@ -15,7 +15,12 @@ MORE = {"role": "user", "content": "Go on."}
 
 
 async def run(base_url: str, key: str, sample: dict[str, Any]) -> dict[str, float]:
-    """Its result: whether its first answer is right, as all trajectories of a prompt are asked for that one."""
+    """Its result: whether its first answer is right, as all trajectories of a prompt are asked for that one.
+
+    Raises:
+        RuntimeError: with the gateway's words, for a request that it refuses; a context that answers have filled is an
+            end, and no error.
+    """
     script, messages = sample[SCRIPT], list(sample["raw_prompt"])
     answers: list[str] = []
     timeout = aiohttp.ClientTimeout(total=None)
@@ -26,8 +31,10 @@ async def run(base_url: str, key: str, sample: dict[str, Any]) -> dict[str, floa
             body = {"model": "policy", "messages": messages}
             async with http.post(f"{base_url}/v1/chat/completions", json=body) as reply:
                 told = await reply.json()
-            if "error" in told and told["error"]["code"] == "context_length_exceeded":
-                break
+            if "error" in told:
+                if answers and told["error"]["code"] == "context_length_exceeded":
+                    break
+                raise RuntimeError(f"the gateway has refused a request: {told['error']['message']}")
             said = told["choices"][0]["message"]
             answers.append(said["content"])
             messages += [said, MORE]

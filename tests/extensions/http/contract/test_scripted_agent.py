@@ -47,6 +47,21 @@ def test_given_a_context_that_is_full_then_the_agent_ends_with_what_it_has() -> 
     assert 2 <= life.server.requests < 9
 
 
+@by_chats
+@pytest.mark.parametrize("why", ["no session has this key", "beyond the model's maximum context length"])
+def test_given_a_request_that_is_refused_then_the_agent_says_why(why: str) -> None:
+    async def agent(address: str, key: str, sample: dict[str, Any]) -> float:
+        script = {"turns": 1, "own_s": 0.0, "metric": "acc"}
+        messages = [{"role": "user", "content": "y" * 6000}]
+        used = "another" if "key" in why else key
+        with pytest.raises(RuntimeError, match=f"the gateway has refused a request: .*{why}"):
+            await scripted_agent.run(address, used, {"raw_prompt": messages, scripted_agent.SCRIPT: script})
+        return 1.0
+
+    outcome, _, life = play(agent)
+    assert outcome.reason == "agent_without_turn" and life.server.requests == 0
+
+
 def options(folder: Path, **given: Any) -> Any:
     return OmegaConf.create({"folder": str(folder), "agent_turns": 3, "agent_own_s": 20.0, "speedup": 10.0} | given)
 
