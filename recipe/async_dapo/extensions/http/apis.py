@@ -63,6 +63,7 @@ class Api:
         body_of: of a whole reply.
         events_of: the reply as a stream, with `has_usage`, whether the client wants its tokens counted.
         error_of: what a client is told that is refused.
+        late_error: what an error that `error_of` has made is as the last event of a stream, after so many others.
     """
 
     path: str
@@ -71,6 +72,7 @@ class Api:
     body_of: Callable[[Reply], dict[str, Any]]
     events_of: Callable[..., Iterator[bytes]]
     error_of: Callable[[Refused], dict[str, Any]]
+    late_error: Callable[[dict[str, Any], int], dict[str, Any]] = lambda told, number: told
 
 
 def apis() -> Iterator[Api]:

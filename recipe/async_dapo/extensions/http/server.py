@@ -212,6 +212,7 @@ class AgentServer:
             waiting.result()  # a refusal has a status of its own
         kind = "text/event-stream" if request.streams else "application/json"
         response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache"})
+        written = 0  # pieces of the reply
         try:
             await response.prepare(http)
             while not done:
@@ -220,6 +221,7 @@ class AgentServer:
                 done, _ = await asyncio.wait({waiting}, timeout=PING_S)
             for piece in _pieces(api, request, waiting.result().reply.result()):
                 await response.write(piece)
+                written += 1
             await response.write_eof()
         except ConnectionError:
             logger.debug("the client of a request has gone; it may ask again")
@@ -232,7 +234,8 @@ class AgentServer:
                     http.transport.abort()
                 return response, False
             with suppress(ConnectionError):
-                await response.write(event(told, "error") if request.streams else json.dumps(told).encode())
+                last = event(api.late_error(told, written), "error") if request.streams else json.dumps(told).encode()
+                await response.write(last)
                 await response.write_eof()
             return response, False
         return response, True

@@ -165,6 +165,13 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": given}
 
 
+def late_error(told: dict[str, Any], number: int) -> dict[str, Any]:
+    """As OpenAI describes the event, and with `error`, by which its SDK knows that it has to raise."""
+    error = told["error"]
+    own = {name: error[name] for name in ("code", "message", "param")}
+    return {"type": "error", "sequence_number": number, **own, "error": error}
+
+
 API = Api(
     path="/v1/responses",
     ping=OPENAI_PING,
@@ -172,4 +179,5 @@ API = Api(
     body_of=body_of,
     events_of=events_of,
     error_of=openai_error,
+    late_error=late_error,
 )

@@ -5,8 +5,11 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.responses import ResponseErrorEvent
 
 from recipe.async_dapo.config.extensions import declared
+from recipe.async_dapo.extensions.gateway.messages import CONTEXT_FULL, Refused
+from recipe.async_dapo.extensions.http.apis import openai_error
 from recipe.async_dapo.extensions.responses import api
 
 from ...gateway.support.played import ADDED, THOUGHT_AND_CALL, openai_client, play, rows
@@ -89,6 +92,13 @@ def test_given_a_refusal_when_a_stream_has_begun_then_its_client_is_told_and_goe
             return str((await by_responses(client, question, streams=True)).output_text)
 
     check_a_late_refusal_is_told(monkeypatch, stream, openai.APIError)
+
+
+def test_given_a_stream_that_ends_with_an_error_then_it_is_an_event_as_openai_describes_it() -> None:
+    """Clients without its SDK go by an event's `type`."""
+    told = api.late_error(openai_error(Refused(400, "too long", CONTEXT_FULL)), 2)
+    seen = ResponseErrorEvent.model_validate(told)
+    assert (seen.type, seen.code, seen.message, seen.sequence_number) == ("error", CONTEXT_FULL, "too long", 2)
 
 
 REFUSED: dict[str, dict[str, Any]] = {
