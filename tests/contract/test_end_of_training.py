@@ -176,6 +176,8 @@ def test_given_a_data_set_with_a_state_then_the_loaders_of_each_python_find_it_a
             self[:] = state["rows"]
 
     trainer = object.__new__(AsyncDAPOTrainer)
+    with pytest.raises(AttributeError, match="train_dataset of AsyncDAPOTrainer is not loaded yet"):
+        len(trainer.train_dataset)
     trainer.train_dataset, trainer.val_dataset = WithState([1, 2]), [1]
     for name, found in ("train_dataset", True), ("val_dataset", False):
         data = getattr(trainer, name)

@@ -47,13 +47,16 @@ class UsersDataWithState(UsersData):
 
 
 class DataOfUsers:
-    """An attribute that keeps a data set as `UsersData`."""
+    """An attribute that keeps a data set as `UsersData`. Until one is assigned, there is no such attribute."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, one: Any, owner: type) -> UsersData:
-        return one.__dict__[self._name]
+        try:
+            return one.__dict__[self._name]
+        except KeyError:
+            raise AttributeError(f"{self._name} of {owner.__name__} is not loaded yet", name=self._name) from None
 
     def __set__(self, one: Any, data: Any) -> None:
         kind = UsersDataWithState if isinstance(data, Stateful) else UsersData
