@@ -36,7 +36,9 @@ def play(agent: HttpAgent | None, *, n: int = 1, limit_s: float = 300, **options
             outcome = await asyncio.wait_for(life.round(group), limit_s)
         finally:
             await life.end()
-            await (await of_copy("agent_server").at(options.get("host", "127.0.0.1"))).stop()
+            server = await of_copy("agent_server").at(options.get("host", "127.0.0.1"))
+            await server.stop()
+            assert not server._sessions, "a key is still valid"
             if "command" in options:
                 from recipe.async_dapo.extensions.agent_programs.agent_host import AgentHost
 

@@ -122,24 +122,30 @@ class NoServer:
 
     address = "nowhere"
 
+    def __init__(self) -> None:
+        self.is_open: dict[str, Session] = {}  # by key
+
     def open(self, session: Session) -> str:
-        return "no key"
+        key = f"key-{len(self.is_open)}-{id(session)}"
+        self.is_open[key] = session
+        return key
 
     def close(self, key: str) -> None:
-        pass
+        del self.is_open[key]
 
 
 class Box(BlackBoxAgent):
     """Its agent is a test's, and in virtual time it has no sockets."""
 
     has_sockets = True
+    no_server: NoServer  # of its life
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.opened: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
 
     async def _server(self) -> Any:
-        return await super()._server() if self.has_sockets else NoServer()
+        return await super()._server() if self.has_sockets else self.no_server
 
     @property
     def session(self) -> Session:
@@ -186,6 +192,7 @@ class Life:
         self._client = client
         self.kept = KeptLoops(most=most)
         self.boxes: list[Any] = []
+        self.no_server = NoServer()
         self.diverged_tok = 0
         self.counted: defaultdict[str, float] = defaultdict(float)  # by the loops
         self.events: list[GroupEvent] = []
@@ -209,7 +216,7 @@ class Life:
             hf_model_type="qwen3",
             **self._options,
         )
-        box.has_sockets, agent = self._http, self._agent
+        box.has_sockets, box.no_server, agent = self._http, self.no_server, self._agent
         if agent is not None:
 
             async def start(address: str, key: str, sample: dict[str, Any]) -> Any:
@@ -251,7 +258,10 @@ class Life:
         return outcome
 
     async def end(self) -> None:
+        """Every session that was opened is closed by then: its key opens nothing, and nothing of it runs on."""
         await self.kept.end_others(frozenset())
+        assert not self.no_server.is_open, "a key is still valid"
+        assert all(box.session._is_over for box in self.boxes if box.opened.done()), "a session is still open"
 
 
 def new_group(n: int = 4) -> PromptGroup:
