@@ -11,6 +11,7 @@ from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from recipe.async_dapo.config.values import ConfigError
 from recipe.async_dapo.rollout import agent_loops, import_loops, run_worker, worker
 from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
+from recipe.async_dapo.runtime import logs
 
 from ..support.composed_runs import compose_run, valid_overrides
 
@@ -79,16 +80,24 @@ def test_a_loop_that_hangs_as_it_is_imported_holds_up_a_start_that_uses_it_alone
     (tmp_path / f"{name}.py").write_text("import sys\nsys.let_go.wait()\n")
     monkeypatch.setattr(import_loops, "_agent_loop_registry", {"own": {"_target_": f"{name}.Loop"}})
     monkeypatch.setattr(import_loops, "OTHERS_LIMIT_S", 0.01)
-    told: list[str] = []
-    monkeypatch.setattr(import_loops.logger, "warning", lambda text, *values: told.append(text % values))
+    monkeypatch.setattr(logs, "SLOW_S", 0.01)
+    told, is_told = list[str](), threading.Event()
+
+    def warn(text: str, *values: object) -> None:
+        told.append(text % values)
+        is_told.set()
+
+    for module in (import_loops, logs):
+        monkeypatch.setattr(module.logger, "warning", warn)
     start = threading.Thread(target=import_loops.import_loops, args=["own" if uses_it else "another"])
     start.start()
     try:
+        assert is_told.wait(300)
         start.join(0.1 if uses_it else None)
         assert start.is_alive() is uses_it
-        assert told == (
-            [] if uses_it else [f"an agent loop's module {name} is not imported after 0.01 s; the run goes on"]
-        )
+        waits = f"the start waits for the import of {name}, the module of agent loop own, for 0.01 s by now"
+        goes_on = f"an agent loop's module {name} is not imported after 0.01 s; the run goes on"
+        assert told[-1] == (waits if uses_it else goes_on)
     finally:
         let_go.set()
         start.join()

@@ -1,6 +1,7 @@
 """Checks of a start: every mistake is found at once, and the lab tells the run in words."""
 
 import re
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.async_dapo.config.values import ConfigError, ConfigErrors, check_each
+from recipe.async_dapo.runtime import logs
+from recipe.async_dapo.startup import preflight
 from recipe.async_dapo.startup.preflight import findings
 from recipe.async_dapo_lab import check
 from recipe.async_dapo_lab.overrides import before_overrides
@@ -33,6 +36,24 @@ def test_given_several_wrong_numbers_when_checked_then_each_has_a_line_and_no_ch
     found = list(findings(run(*wrong)))
     assert {finding.name for finding in found} - {"keys"} == {"versions", "async_dapo options"}
     assert sorted(str(one.error).partition(":")[0] for one in found if one.error is not None) == sorted(wrong)
+
+
+def test_given_a_check_that_takes_long_then_it_is_told_what_the_start_waits_for(monkeypatch):
+    monkeypatch.setattr(logs, "SLOW_S", 0.01)
+    told, is_told = list[str](), threading.Event()
+
+    def warn(text: str, *values: object) -> None:
+        told.append(text % values)
+        is_told.set()
+
+    def waits() -> str:
+        assert is_told.wait(300)
+        return "it goes on"
+
+    monkeypatch.setattr(logs.logger, "warning", warn)
+    monkeypatch.setattr(preflight, "check_versions", waits)
+    assert next(findings(OmegaConf.create())).note == "it goes on"
+    assert told == ["the start waits for the check of versions, for 0.01 s by now"]
 
 
 def keys_of(node: object, above: str = "") -> Iterator[str]:

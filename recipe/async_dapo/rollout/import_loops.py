@@ -8,6 +8,7 @@ from contextlib import suppress
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
 from ..runtime.containment import contained
+from ..runtime.logs import told_if_slow
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +21,9 @@ def import_loops(default: str) -> None:
     here, and the start waits for `OTHERS_LIMIT_S` at most, but for the default loop.
     """
     modules = {name: entry["_target_"].rpartition(".")[0] for name, entry in _agent_loop_registry.items()}
-    _import_quietly(modules.pop(default, __package__))
+    own = modules.pop(default, __package__)
+    with told_if_slow(f"the import of {own}, the module of agent loop {default}"):
+        _import_quietly(own)
     left = [*modules.values()]
 
     def import_others() -> None:

@@ -5,6 +5,7 @@ others print and log can be left out for a while.
 import logging
 import os
 import re
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 
 logger = logging.getLogger(__name__)
+
+SLOW_S = 30.0  # that a part of the start-up may take before it is told what the start waits for
 
 # When the run was started [s since the epoch]; `extensions/shipping` sends it to all nodes.
 STARTED_VARIABLE = "ASYNC_DAPO_STARTED_S"
@@ -63,6 +66,22 @@ def note_start() -> None:
 def log_phase(text: str) -> None:
     """One line of the start-up, with the seconds since the run was started: `[58 s] engine 3 of 8`."""
     logger.info("[%.0f s] %s", max(0.0, time.time() - started_s()), text)
+
+
+@contextmanager
+def told_if_slow(what: str) -> Iterator[None]:
+    """Log what the start waits for if it takes longer than `SLOW_S`. It is waited for all the same.
+
+    Args:
+        what: that is done meanwhile: `the import of module X`.
+    """
+    timer = threading.Timer(SLOW_S, logger.warning, ["the start waits for %s, for %g s by now", what, SLOW_S])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def started_s() -> float:

@@ -15,6 +15,7 @@ from ..config.options import AsyncDAPOConfig
 from ..config.values import ConfigError, ConfigErrors, check_each
 from ..runtime.containment import contained, first_line
 from ..runtime.interruption import interruptible
+from ..runtime.logs import told_if_slow
 from ..runtime.verl_version import check_versions
 from .overrides import option_tree
 from .users_code import name_files_plainly, shipped_modules
@@ -112,7 +113,8 @@ def findings(config: DictConfig) -> Iterator[Finding]:
 def _run(name: str, check: Check) -> Iterator[Finding]:
     """One finding if all is well, else one for each mistake."""
     try:
-        with interruptible(signal.SIGINT), contained():  # the user's code may raise anything
+        # The user's code may raise anything, and go on for ever.
+        with told_if_slow(f"the check of {name}"), interruptible(signal.SIGINT), contained():
             note = check() or ""
         yield Finding(name=name, note=note)
     except ConfigErrors as found:

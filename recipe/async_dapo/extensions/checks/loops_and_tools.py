@@ -16,6 +16,7 @@ from ...config.extensions import AGENTS, declared, missing, not_in_copy, of_copy
 from ...config.values import ConfigError, check_choice
 from ...core.trajectory import AGENT_COLUMN
 from ...runtime.containment import contained, first_line
+from ...runtime.logs import told_if_slow
 from ...startup.preflight import WARNING
 from ...startup.verl_options import listed
 
@@ -132,7 +133,7 @@ def import_loop(entry: dict[str, Any], name: str) -> Any:
     if extension := missing(str(target)):
         raise ConfigError(key, target, not_in_copy(extension, "choose another class"))
     try:
-        with contained():
+        with contained(), told_if_slow(f"the import of {target}, agent loop {name}"):
             found = hydra.utils.get_object(target)
     except Exception as error:  # the user's module may raise anything
         remedy = "correct the path of the class, or install its module on every node"
