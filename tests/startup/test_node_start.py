@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import verl.trainer.main_ppo
+from ray._private.utils import update_envs
 
 from recipe.async_dapo.config import extensions
 from recipe.async_dapo.runtime import node_start
@@ -97,7 +98,9 @@ def test_given_a_copy_that_ships_nothing_when_it_joins_a_cluster_then_processes_
     assert places == (f"{files}/made", f"{files}/train.parquet", f"{files}/model")
     module, _, function = told.worker_process_setup_hook.rpartition(".")
     code = f"import gc, {module} as module; module.{function}(); print(gc.get_threshold()[0])"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | dict(told.env_vars)
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, timeout=300)
+    monkeypatch.setattr(os, "environ", os.environ | {"PYTHONPATH": "/own/of/the/node"})
+    update_envs(dict(told.env_vars))  # as Ray does there
+    assert os.environ["PYTHONPATH"].endswith(f"{os.pathsep}/own/of/the/node")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=os.environ, capture_output=True, timeout=300)
     assert done.stdout == b"50000\n", done.stderr
     assert told.env_vars.VERL_DATAPROTO_SERIALIZATION_METHOD == "numpy"

@@ -66,7 +66,10 @@ def shipping() -> Shipping:
 
 
 def _search_path() -> str:
-    return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    """What comes before each node's own, which Ray puts in the place of the variable's name. It is written without
+    braces: OmegaConf would take those for one of its own.
+    """
+    return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH"), "$PYTHONPATH"]))
 
 
 @contextmanager
