@@ -1,5 +1,6 @@
 """The pool and its ledger over many rounds: nothing vanishes, exactly B groups train, none twice, order is kept."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 
 from recipe.async_dapo.core.ledger import InexactBatch, Ledger, LedgerError, check_batch
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.pool import PoolWatch
 from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
@@ -61,6 +63,24 @@ def test_given_more_valid_groups_than_the_target_then_the_first_by_the_stop_rule
     assert run.pool.carried_uids == ("drawn-3",)
     assert settled.lost_reports == 2
     assert run.pool.check_ledger()["waiting"] == 2
+
+
+def test_given_groups_that_end_in_a_round_then_watches_are_told_of_them_as_they_ended() -> None:
+    """What is known of a prompt with several groups in a round must not hang on their verdicts."""
+    told: list[str] = []
+
+    class Watch(PoolWatch):
+        def group_ended(self, group: PromptGroup, outcome: GroupOutcome) -> None:
+            told.append(group.uid)
+
+    run = Run(Random(0), 2, 5, False, StopRuleName.FIRST_COMPLETED, None, step=1)
+    run.watched_by(Watch())
+    uids = run.draw(5)
+    run.pool.dispatch()
+    verdicts = [Verdict.FAILED, Verdict.VALID, Verdict.FILTERED, Verdict.VALID]
+    ended = [replace(valid(uid), verdict=verdict) for uid, verdict in zip(uids, verdicts, strict=False)]
+    run.pool.settle(summary_of(ended, uids), [])
+    assert told == uids[:4]
 
 
 def test_given_a_group_given_back_twice_when_settled_then_it_is_queued_once() -> None:

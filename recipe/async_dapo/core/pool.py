@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from .ledger import Ledger
 from .mix import Mix
-from .outcome import CarriedGroup, GroupOutcome, Verdict
+from .outcome import JUDGED, CarriedGroup, GroupOutcome, Verdict
 from .over_sampling import AvailableGroups
 from .round import RoundSummary
 from .staleness import StalenessLimit
@@ -45,7 +45,9 @@ class PoolWatch:
         """They are new, drawn from the data or again for a retired group."""
 
     def group_ended(self, group: PromptGroup, outcome: GroupOutcome) -> None:
-        """It has ended in a round: valid, filtered or failed."""
+        """It has ended in a round: valid, filtered or failed. Groups are told of as they ended, so that what is known
+        of a prompt with several in a round does not hang on their verdicts.
+        """
 
     def discarded(self, group: PromptGroup, tokens: int) -> None:
         """So many generated tokens of it are thrown away; it starts again, or is retired."""
@@ -266,10 +268,12 @@ class PromptPool:
         resumed = sum(self._in_round[uid].age > 0 for uid in summary.start_order)
         valid, filtered = training_order(summary, self._stop_rule), summary.ended(Verdict.FILTERED)
         failed = summary.ended(Verdict.FAILED)
+        for outcome in summary.outcomes:
+            if outcome.verdict in (*JUDGED, Verdict.FAILED):
+                for watch in self._watches:
+                    watch.group_ended(self._in_round[outcome.prompt_uid], outcome)
         for outcome in valid + filtered + failed:
             group = self._in_round.pop(outcome.prompt_uid)
-            for watch in self._watches:
-                watch.group_ended(group, outcome)
             if outcome.verdict is Verdict.VALID:
                 self._carried.append(CarriedGroup.of(group, outcome))
         self._carried.sort(key=lambda carried: carried.oldest_version)
