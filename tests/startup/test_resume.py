@@ -416,18 +416,24 @@ def test_given_another_model_when_resumed_then_one_of_other_shapes_is_refused_an
         check_resume(there)
         assert f"{key}={moved}: {folder} was saved of {files}/model and goes on with its own" in caplog.text
         caplog.clear()
+    default = {"rope_type": "default", "rope_theta": theta}
     for name, value, changes in (
-        ("num_hidden_layers", 7, {}),
-        ("head_dim", 99, {}),
-        ("model_type", "llama", {}),
-        ("hidden_act", "gelu", {}),
-        ("rope_theta", 9, {"rope_parameters": {"rope_type": "default", "rope_theta": 9}}),
-        ("rope_theta", 9, before),
+        ("num_hidden_layers", 7, {"num_hidden_layers": 7}),
+        ("head_dim", 99, {"head_dim": 99}),
+        ("model_type", "llama", {"model_type": "llama"}),
+        ("hidden_act", "gelu", {"hidden_act": "gelu"}),
+        ("rms_norm_eps", 0.5, {"rms_norm_eps": 0.5}),
+        ("rope_theta", 9, {"rope_parameters": default | {"rope_theta": 9}}),
+        ("rope_theta", 9, before | {"rope_theta": 9}),
+        ("rope_theta", 9, {"rope_parameters": {"full_attention": default | {"rope_theta": 9}}}),
+        ("rope_type", "yarn", {"rope_parameters": default | {"rope_type": "yarn", "factor": 4.0}}),
+        ("rope_type", "yarn", before | {"rope_scaling": {"type": "yarn", "factor": 4.0}}),
     ):
-        (moved / "config.json").write_text(json.dumps(content | changes | {name: value}))
+        (moved / "config.json").write_text(json.dumps(content | changes))
+        was = default | content
         refused = (
-            f"^{key}={moved}: {folder} was saved of {files}/model, whose config.json has {name}="
-            f"{content.get(name, theta)}, and not {value}; name that model, or"
+            f"^{key}={moved}: {folder} was saved of {files}/model, whose config.json has {name}={was[name]}, "
+            f"and not {value}; name that model, or"
         )
         with pytest.raises(ConfigError, match=f"{refused} {ANEW_OF_ITS_OWN}"):
             check_resume(there)
