@@ -8,6 +8,7 @@ from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo_lab.gpu_check.families import TinyModel, qwen2_5_vl
 
 from ....support.composed_runs import needs_checks, refusal
+from ....support.harness import overrides_of
 
 AGENT = "actor_rollout_ref.rollout.agent"
 LOOPS = """
@@ -28,6 +29,13 @@ pytestmark = [
 def named(tmp_path) -> tuple[str, ...]:
     (tmp_path / "loops.yaml").write_text(LOOPS)
     return f"{AGENT}.default_agent_loop=program", f"{AGENT}.agent_loop_config_path={tmp_path}/loops.yaml"
+
+
+def test_the_example_passes_the_check_of_agent_loops_at_start_up(run) -> None:
+    """Its training, which its page prints, is nightly."""
+    overrides = [word for word in overrides_of("agent_program") if word.startswith(AGENT)]
+    found = {finding.name: finding for finding in findings(run(*overrides))}["agent loop and tools"]
+    assert found.error is None and "solver" in found.note, found
 
 
 @pytest.mark.skipif("pictures" not in declared(), reason="this copy serves none")
