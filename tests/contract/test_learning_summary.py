@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.learning import alarm, summary
+from benchmarks.learning.stack import check_same_model
 from benchmarks.learning.summary import ON_POLICY, ROW
 
 STEPS, EVERY = 200, 20
@@ -188,3 +189,14 @@ def test_the_laboratory_is_beside_the_real_stack_where_it_ends_and_in_what_old_t
     for apart, within in ((0.0, "yes"), (0.04, "no")):
         table = summary.beside_stack(*runs_of(*side(apart, 5)), stack).set_index("Bound")
         assert list(table["Within"]) == ["yes", within] and list(table["Seeds, stack"]) == [3, 3]
+
+
+def test_runs_of_the_stack_are_not_added_to_those_of_another_model(tmp_path: Path) -> None:
+    file = tmp_path / "stack.csv"
+    check_same_model(file, "ours")
+    pd.DataFrame({"seed": [0, 1], "model": "ours"}).to_csv(file)
+    check_same_model(file, "ours")
+    for model in ({"model": ["ours", "theirs"]}, {}):  # of which the last is from before models were noted
+        pd.DataFrame({"seed": [0, 1]} | model).to_csv(file)
+        with pytest.raises(SystemExit, match=r"stack\.csv has rows of another model .*; name another folder"):
+            check_same_model(file, "ours")

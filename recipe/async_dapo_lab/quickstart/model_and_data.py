@@ -38,7 +38,7 @@ def prepare_assets(parent: Path, *, seed: int, shape: TaskShape = QUICK_START) -
     The folder's name is a hash of seed, shape and the code that makes it, and it appears in one step:
     a folder that exists is complete and up to date.
     """
-    assets = Assets(folder=parent / f"assets-{_fingerprint(seed, shape)}", shape=shape)
+    assets = Assets(folder=parent / f"assets-{fingerprint(seed, shape)}", shape=shape)
     if not assets.folder.exists():
         parent.mkdir(parents=True, exist_ok=True)
         draft = replace(assets, folder=parent / f"{assets.folder.name}.part-{os.getpid()}")
@@ -50,7 +50,8 @@ def prepare_assets(parent: Path, *, seed: int, shape: TaskShape = QUICK_START) -
     return assets
 
 
-def _fingerprint(seed: int, shape: TaskShape) -> str:
+def fingerprint(seed: int, shape: TaskShape = QUICK_START) -> str:
+    """Of seed, shape, and the code that makes model and data of them."""
     digest = hashlib.sha256(f"{seed} {shape}".encode())
     for name in _SOURCES:
         digest.update(Path(__file__).with_name(name).read_bytes())
