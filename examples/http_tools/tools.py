@@ -6,7 +6,7 @@ import aiohttp
 from verl.tools.function_tool import function_tool
 
 SERVICE = os.environ.get("TOOLS_SERVICE", "http://127.0.0.1:8766")
-LIMIT_S = 10.0  # of a call: a service that does not answer holds its response up
+LIMIT_S = 60.0  # of a call: a service that does not answer holds its response up
 
 
 @function_tool

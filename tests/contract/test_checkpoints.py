@@ -16,12 +16,13 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 from recipe.async_dapo.record import checkpoint_folder
-from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, new_run, verify
+from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, absent_parts, new_run, read_complete, verify
 from recipe.async_dapo.training import run_checkpoints
 from recipe.async_dapo.training.run_checkpoints import KeptCheckpoints
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
+from recipe.async_dapo_lab.rehearsal.worker import EmulatedRank
 
-from ..support.checkpoints import write_checkpoint
+from ..support.checkpoints import FILES, write_checkpoint
 from ..support.composed_runs import compose_run
 
 FULL = "/dev/full"  # every write to it fails as on a full disk
@@ -176,3 +177,10 @@ def test_a_data_loader_notes_its_number_of_processes_where_the_check_before_a_re
     loaders = [StatefulDataLoader(range(9), num_workers=processes) for processes in (0, 2)]
     alone, of_two = ((next(iter(loader)), loader.state_dict())[1] for loader in loaders)
     assert "_snapshot" not in alone and of_two["_snapshot"]["_main_snapshot"]["_num_workers"] == 2
+
+
+def test_given_what_a_rehearsal_saves_when_resumed_then_no_part_of_the_model_is_missed(tmp_path):
+    """Faults are rehearsed over resumes (`test_faults.py`, with --nightly)."""
+    EmulatedRank.save_checkpoint(None, str(tmp_path / "actor"))
+    saved = [f"actor/{file.name}" for file in (tmp_path / "actor").iterdir()]
+    assert saved and not absent_parts(read_complete(write_checkpoint(tmp_path, 1, files=[*saved, *FILES[3:]])), "actor")

@@ -30,7 +30,7 @@ STEP_FOLDER = "global_step_"  # verl's name
 # The remedy where a run cannot go on from a checkpoint: in its own folder the new one would be resumed from it again.
 ANEW = "begin a new run with its weights, in a trainer.default_local_dir (CKPTS_DIR) of its own (docs/cluster.md)"
 
-_PARTS = {"model": "model", "optimizer": "optim", "extra": "extra"}
+MODEL_PARTS = {"model": "model", "optimizer": "optim", "extra": "extra"}
 _RANK_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")  # of verl's FSDP and VeOmni
 
 FORMAT = 9
@@ -210,7 +210,7 @@ def absent_parts(complete: Complete, model: str) -> list[str]:
         model: `actor` or `critic`, whose folder verl's training engines keep it in, by names that begin so.
     """
     names = [name.removeprefix(f"{model}/") for name in complete.files if name.startswith(f"{model}/")]
-    return [part for part, begin in _PARTS.items() if names and not any(name.startswith(begin) for name in names)]
+    return [part for part, begin in MODEL_PARTS.items() if names and not any(name.startswith(begin) for name in names)]
 
 
 def rank_files(folder: Path) -> set[tuple[int, int]]:

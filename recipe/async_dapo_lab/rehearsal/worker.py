@@ -11,6 +11,7 @@ from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
 
+from ...async_dapo.record.checkpoint_folder import MODEL_PARTS
 from .engine import LOG_PROB
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ class EmulatedRank(Worker):
     def save_checkpoint(self, local_path: str, *_: Any, **__: Any) -> None:
         folder = Path(local_path)
         os.makedirs(folder, exist_ok=True)
-        (folder / "rehearsed").write_text("a rehearsal has no weights\n")
+        for part in MODEL_PARTS.values():
+            (folder / f"{part}_rehearsed").write_text("a rehearsal has no weights\n")
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def call_extension(self, *_: Any) -> int:
