@@ -103,10 +103,15 @@ def unread_keys(config: DictConfig) -> list[UnreadKey]:
 
 def changed(config: DictConfig, owner: str) -> Iterator[UnreadKey]:
     """Options of a node, or one option, with other values than the recipe's yaml and verl's have."""
-    default = dict(_below(default_config(engine_of(config)), owner))
+    default = _default_below(engine_of(config), owner)
     for key, value in _below(config, owner):
         if key not in default or value != default[key]:
             yield UnreadKey(key=key, value=value)
+
+
+@cache
+def _default_below(engine: str, owner: str) -> dict[str, Any]:
+    return dict(_below(default_config(engine), owner))
 
 
 def _below(config: DictConfig, owner: str) -> Iterator[tuple[str, Any]]:
