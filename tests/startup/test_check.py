@@ -2,7 +2,9 @@
 
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL
 from ..support.composed_runs import (
     ComposeRun,
     compose_run,
+    copied_metadata,
     override,
     select_node,
     select_what_is_written,
@@ -78,6 +81,19 @@ def test_these_tests_look_options_up_as_omegaconf_does(run):
                 found.append(str(error))
         ours, theirs = found
         assert ours is theirs or (type(ours) is type(theirs) and ours == theirs), key
+
+
+def test_these_tests_copy_what_a_node_knows_of_itself_as_omegaconf_does(run):
+    """As `deepcopy` does with a class that has no way of its own: by its attributes."""
+    node = run().data
+    node._metadata.resolver_cache["a"]["b"] = [1]
+    for metadata in (node._metadata, node._get_node("seed")._metadata):
+        ours, theirs = copied_metadata(metadata), deepcopy(vars(metadata))
+        assert vars(ours) == theirs and type(ours) is type(metadata)
+        assert type(ours.resolver_cache) is type(theirs["resolver_cache"]) is defaultdict
+        ours.flags["readonly"] = True
+        ours.resolver_cache["a"]["b"] = [2]
+        assert vars(metadata) == theirs, "a copy shares nothing that is changed"
 
 
 def test_several_errors_read_as_the_first_and_arrive_whole_from_another_process():

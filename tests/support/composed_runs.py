@@ -1,6 +1,7 @@
 """A small valid run, as Hydra overrides; tests break it in one place at a time."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy, deepcopy
 from functools import cache
@@ -17,6 +18,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import AnyNode, Container, DictConfig, ListConfig, ValueNode
+from omegaconf.base import Metadata
 
 from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.config.values import ConfigError, copied
@@ -42,6 +44,21 @@ def select_what_is_written(cfg: Container, key: str, **how: bool) -> Any:
 
 
 omegaconf._impl.select_node = select_what_is_written
+
+
+def copied_metadata(metadata: Metadata, memo: Any = None) -> Metadata:
+    """What `deepcopy` makes of what a node knows of itself. Hydra copies a node of options before it makes a dataclass
+    of it, twice; most of a copy is this.
+    """
+    twin = object.__new__(type(metadata))
+    twin.__dict__.update(metadata.__dict__)
+    twin.flags = copy(metadata.flags)
+    # Most are empty; `deepcopy` is slow with those, too.
+    twin.resolver_cache = deepcopy(metadata.resolver_cache) if metadata.resolver_cache else defaultdict(dict)
+    return twin
+
+
+Metadata.__deepcopy__ = copied_metadata  # type: ignore[attr-defined]
 
 RECIPE = Path(__file__).parents[2] / "recipe" / "async_dapo"
 REWARD_FUNCTION = """
@@ -145,11 +162,8 @@ def _twin(node: Any, parent: Any) -> Any:
     """A deep copy of a configuration in half of the time that `pickle` takes: tests make thousands."""
     kind = type(node)
     assert kind in (AnyNode, DictConfig, ListConfig), "yaml and overrides make no other"
-    twin, metadata = object.__new__(kind), object.__new__(type(node._metadata))
-    metadata.__dict__.update(node._metadata.__dict__)
-    metadata.flags = copy(metadata.flags)
-    metadata.resolver_cache = deepcopy(metadata.resolver_cache)
-    twin.__dict__.update(node.__dict__, _parent=parent, _metadata=metadata, _flags_cache=None)
+    twin = object.__new__(kind)
+    twin.__dict__.update(node.__dict__, _parent=parent, _metadata=copied_metadata(node._metadata), _flags_cache=None)
     content = node.__dict__.get("_content")  # None, or an interpolation, in place of a node's options
     if type(content) is dict:
         twin.__dict__["_content"] = {name: _twin(one, twin) for name, one in content.items()}
