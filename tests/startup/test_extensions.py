@@ -63,10 +63,14 @@ def bare_copy(copy_with) -> None:
 
 
 @pytest.mark.usefixtures("bare_copy")
+def test_the_default_options_are_right_in_a_copy_without_extensions(run):
+    assert not of_options(run())
+
+
+@pytest.mark.usefixtures("bare_copy")
 @pytest.mark.parametrize("one", [one for one in SERVED if not one.without], ids=str)
 def test_a_value_whose_extension_is_not_in_this_copy_is_refused_by_name(run, one):
     value = one.value or VALUES[one.key]
-    assert not of_options(run())
     config = run(f"++{one.key}={value}", *BESIDE.get(one.key, ()))
     wanted = f"{one.key}={OmegaConf.select(config, one.key)}: extensions/{one.extension} is not in this copy; copy"
     assert [error for error in of_options(config) if error.startswith(wanted)]
