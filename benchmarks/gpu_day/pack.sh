@@ -3,6 +3,7 @@
 # usage: pack.sh [FOLDER]     (default outputs/gpu_day)
 set -euo pipefail
 
+folder=${1:+$(realpath --canonicalize-missing -- "$1")} # as named where the user stands
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 bash requirements/install.sh .venv
-exec .venv/bin/python -m benchmarks.gpu_day.pack "${1:-outputs/gpu_day}"
+exec .venv/bin/python -m benchmarks.gpu_day.pack "${folder:-outputs/gpu_day}"

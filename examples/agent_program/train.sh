@@ -3,8 +3,9 @@
 # usage: train.sh [HYDRA_OVERRIDE ...]
 set -euo pipefail
 
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-bash quickstart.sh --steps 4 -- \
+unset CDPATH # with it, `cd` prints
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+bash "$root/quickstart.sh" --steps 4 -- \
     actor_rollout_ref.rollout.agent.default_agent_loop=solver \
-    actor_rollout_ref.rollout.agent.agent_loop_config_path=examples/agent_program/agents.yaml \
+    actor_rollout_ref.rollout.agent.agent_loop_config_path="'$root/examples/agent_program/agents.yaml'" \
     "$@"

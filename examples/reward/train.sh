@@ -3,7 +3,8 @@
 # usage: train.sh [HYDRA_OVERRIDE ...]
 set -euo pipefail
 
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-bash quickstart.sh --steps 4 -- \
-    reward.custom_reward_function.path=examples/reward/reward.py \
+unset CDPATH # with it, `cd` prints
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+bash "$root/quickstart.sh" --steps 4 -- \
+    reward.custom_reward_function.path="'$root/examples/reward/reward.py'" \
     "$@"

@@ -35,7 +35,7 @@ def judge() -> Iterator[str]:
 def test_given_a_judge_when_trained_then_its_verdicts_are_the_rewards(assets, judge, tmp_path, monkeypatch):
     """Beside the example of tools it would find hardly an answer right: there another turn follows the answer."""
     monkeypatch.setenv("JUDGE_URL", judge)
-    overrides = [word.replace("=examples/", f"={ROOT}/examples/") for word in overrides_of("judged_reward")]
+    overrides = overrides_of("judged_reward")
     run = train(assets, tmp_path / "run", steps=STEPS, strategy="partial", overrides=overrides)
     assert len(run.steps) == STEPS and all(map(ledger_closes, run.steps))
     assert sum(run.metric("async_dapo/failure/groups")) == 0
@@ -50,7 +50,7 @@ def test_given_two_tools_over_http_of_which_one_is_broken_then_each_step_and_the
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
         monkeypatch.setenv("TOOLS_SERVICE", service.stdout.readline().split()[1])
-        overrides = [word.replace("=examples/", f"={ROOT}/examples/") for word in overrides_of("http_tools")]
+        overrides = overrides_of("http_tools")
         overrides += [f"async_dapo.report_dir={tmp_path}/record", f"async_dapo.recorder={RECORDER}"]
         try:
             run = train(assets, tmp_path / "run", steps=STEPS, strategy="partial", overrides=overrides)

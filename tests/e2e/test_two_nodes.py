@@ -91,7 +91,7 @@ def run(request: pytest.FixtureRequest, assets: Assets, tmp_path_factory: pytest
             module="recipe.async_dapo.main_async_dapo",
             steps=STEPS,
             strategy="consistent",
-            overrides=[*(word.replace("=examples/", f"={MODULE}/") for word in words), *OVERRIDES],
+            overrides=[*(word.replace(f"{ROOT}/examples/", f"{MODULE}/") for word in words), *OVERRIDES],
             forked=request.param == "forked",
         ) as exit_code,
     ):

@@ -1,10 +1,12 @@
 """The command of each example: it hands its options and the user's to the quick start, and leaves nothing behind."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -40,16 +42,33 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_one_command_trains_on_an_example_from_any_folder(checkout: Path, example: str) -> None:
     script = checkout / "examples" / example / "train.sh"
-    subprocess.run(["bash", str(script), "trainer.total_epochs=7"], cwd="/", check=True, timeout=300)
-    given = (checkout / "given.txt").read_text().split("\n")
+    (elsewhere := checkout / "elsewhere").mkdir()
+    subprocess.run(["bash", str(script), "trainer.total_epochs=7"], cwd=elsewhere, check=True, timeout=300)
+    given = (elsewhere / "given.txt").read_text().split("\n")
     assert given[:3] == ["--steps", "4", "--"] and given[-2:] == ["trainer.total_epochs=7", ""]
-    files = [word.partition("=")[2] for word in given if word.endswith((".py", ".yaml", ".parquet"))]
-    assert files and all((checkout / file).is_file() for file in files)
+    named = [word.partition("=")[2].strip("'") for word in given]
+    files = [file for file in named if file.endswith((".py", ".yaml", ".parquet"))]
+    assert files and all((elsewhere / file).is_file() for file in files)
+
+
+def test_relative_paths_of_the_quick_start_begin_where_its_user_stands(checkout: Path) -> None:
+    shutil.copy(ROOT / "quickstart.sh", checkout)
+    shows = '#!/bin/sh\nprintf \'%s\\n\' "$PWD" "$PYTHONPATH" "$@"\n'
+    (checkout / ".venv" / "bin" / "python").write_text(shows)
+    (elsewhere := checkout / "elsewhere").mkdir()
+    command = ["bash", "../quickstart.sh", "--output", "mine"]
+    call = partial(subprocess.run, command, cwd=elsewhere, capture_output=True, timeout=300, text=True)
+    done = call(check=True, env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})
+    started = ["-m", "recipe.async_dapo_lab.quickstart", "--output", "mine"]
+    assert done.stdout.splitlines() == [str(elsewhere), str(checkout), *started]
+    (elsewhere / "recipe" / "async_dapo").mkdir(parents=True)
+    done = call(check=False)
+    assert done.returncode == 1 and "Python would take" in done.stderr and "call it from another folder" in done.stderr
 
 
 @pytest.mark.parametrize("example", ["judged_reward", "http_tools"])
 def test_a_service_runs_on_a_free_port_beside_the_training_and_ends_with_it(checkout: Path, example: str) -> None:
-    subprocess.run(["bash", str(checkout / "examples" / example / "train.sh")], check=True, timeout=300)
+    subprocess.run(["bash", str(checkout / "examples" / example / "train.sh")], cwd=checkout, check=True, timeout=300)
     [service] = map(int, (checkout / "beside.txt").read_text().split())
     with suppress(psutil.NoSuchProcess):
         psutil.Process(service).wait(300)

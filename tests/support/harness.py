@@ -157,7 +157,7 @@ def temporary_folder_of(process: psutil.Process) -> str:
 def overrides_of(example: str) -> list[str]:
     """Those that its `train.sh` gives to the quick start."""
     script = (ROOT / "examples" / example / "train.sh").read_text()
-    words = shlex.split(script.replace("\\\n", " "), comments=True)
+    words = shlex.split(script.replace("\\\n", " ").replace("$root/", f"{ROOT}/"), comments=True)
     return words[words.index("--") + 1 : words.index("$@")]
 
 

@@ -272,8 +272,11 @@ def _again(options: Options) -> str:
 
 def _python() -> str:
     """With the command of the variable `WITHIN` in front, which starts a service, such as an example's, and runs the
-    rest beside it."""
-    return f"{os.environ.get(WITHIN, '')} {shlex.quote(str(_short(Path(sys.executable))))} -m".lstrip()
+    rest beside it. Where Python would not find this package from the working folder, its place comes first.
+    """
+    found = "" if Path.cwd() == _CODE_PATH else f"PYTHONPATH={shlex.quote(str(_CODE_PATH))}"
+    python = shlex.quote(str(_short(Path(sys.executable))))
+    return " ".join(filter(None, [found, os.environ.get(WITHIN), python, "-m"]))
 
 
 def _short(path: Path) -> Path:

@@ -14,7 +14,7 @@ from recipe.async_dapo.config.extensions import declared
 from recipe.async_dapo.record.keys import FRESH_K3_KL
 
 from ....support import till
-from ....support.harness import ROOT, Run, ledger_closes, overrides_of, temporary_folder_of, train
+from ....support.harness import Run, ledger_closes, overrides_of, temporary_folder_of, train
 from ..support.half_and_half import DIARY, FOLDER_OF_A_LIFE
 
 NEEDED = {"agent_programs", "chains", "chat_completions", "anthropic_messages"}  # one of eight agents asks by the last
@@ -118,7 +118,7 @@ def test_given_workers_that_were_killed_then_no_process_of_an_agent_is_left(run,
 
 @pytest.mark.nightly
 def test_given_the_example_when_trained_then_every_step_has_rewards_of_its_agents(assets, tmp_path) -> None:
-    words = [word.replace("=examples/", f"={ROOT}/examples/") for word in overrides_of("agent_program")]
+    words = overrides_of("agent_program")
     run = train(assets, tmp_path / "run", steps=2, strategy="partial", overrides=words)
     assert len(run.steps) == 2 and all(map(ledger_closes, run.steps))
     assert all(sessions > 0 for sessions in run.metric("async_dapo/gateway/sessions"))
