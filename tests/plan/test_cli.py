@@ -30,6 +30,9 @@ SMALL = {
 }
 
 
+FEW_STEPS = ("--steps", "1", "--warmup", "0")  # where nothing is asked of what they measure
+
+
 def small(*arguments: str) -> list[str]:
     return [word for key, value in SMALL.items() for word in (f"--{key}", str(value))] + ["--jobs", "1", *arguments]
 
@@ -76,7 +79,7 @@ def test_given_lengths_that_another_limit_has_cut_then_that_is_said(tmp_path, ca
     """Lengths that are cut at the limit asked about, or above it, tell all that is needed."""
     path = tmp_path / "lengths.jsonl"
     path.write_text("".join(f"{min(100 + 10 * number, 1024)}\n" for number in range(100)))
-    asked = ["--max-response-length", str(limit_tok), "--strategies", "consistent"]
+    asked = ["--max-response-length", str(limit_tok), "--strategies", "consistent", *FEW_STEPS]
     assert main(small("--lengths", str(path), *asked)) == 0
     said = (
         f"were cut at 1024 tokens (7% of the responses), the limit asked about is {limit_tok}"
@@ -143,7 +146,8 @@ QWEN3_5 = {"model": "qwen3.5-35b-a3b", "tensor-parallel-size": 2, "gpu-memory-ut
 def test_given_kv_that_no_training_keeps_over_weight_updates_then_it_is_not_planned(tmp_path, capsys, options, why):
     path = tmp_path / "plan.json"
     given = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    assert main(small(*given, "--strategies", "partial,partial_stale_kv", "--json", str(path))) == 0
+    asked = ["--strategies", "partial,partial_stale_kv", *FEW_STEPS]
+    assert main(small(*given, *asked, "--json", str(path))) == 0
     strategies = {row["strategy"] for row in json.loads(path.read_text())["rows"] if not row["is_baseline"]}
     assert strategies == {"partial"} and f"left out: partial_stale_kv: {why}" in capsys.readouterr().out
     assert main(small(*given, "--strategies", "partial_stale_kv")) == 2
