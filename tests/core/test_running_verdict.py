@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from recipe.async_dapo.core.mix import Mix
 from recipe.async_dapo.core.outcome import SAME_METRIC, GroupOutcome, Verdict, is_certain, judge_group
 from recipe.async_dapo.core.over_sampling import LEAST_VALID_SHARE, AvailableGroups, OverSampling, RoundSize
+from recipe.async_dapo.core.partial_share import CappedOverSampling
 from recipe.async_dapo.core.staleness import StalenessLimit
 
 
@@ -24,6 +25,10 @@ def test_a_group_that_is_certain_is_valid_whatever_follows(metrics, judged):
 
 def auto(target: int = 64, **options) -> OverSampling:
     return OverSampling(target_valid_groups=target, batch_size=None, **options)
+
+
+def capped(target: int, batch_size: int | None, cap: float) -> OverSampling:
+    return CappedOverSampling(target_valid_groups=target, batch_size=batch_size, max_partial_share=cap)
 
 
 def held_of(over_sampling: OverSampling) -> int:
@@ -45,7 +50,7 @@ def test_given_nothing_is_known_then_twice_the_batch_is_held_and_less_where_toke
 def test_given_any_history_then_what_is_drawn_brings_the_expected_groups_to_the_target_and_no_further(
     target, judged, certain, still_open, cap
 ):
-    over_sampling = auto(target, max_partial_share=cap)
+    over_sampling = auto(target) if cap is None else capped(target, None, cap)
     for valid, filtered in judged:
         over_sampling.observe(0.5, valid=valid, judged=valid + filtered)
     share = over_sampling.valid_share
@@ -143,7 +148,7 @@ def test_without_a_cap_the_target_is_held_in_whole_draws_whatever_is_observed(ta
 
 @given(target=st.integers(1, 64), batch_size=st.integers(1, 200), cap=st.floats(0, 1), shares=st.lists(st.floats(0, 1)))
 def test_with_a_cap_the_target_stays_between_the_batch_and_the_configured_value(target, batch_size, cap, shares):
-    over_sampling = OverSampling(target_valid_groups=target, batch_size=batch_size, max_partial_share=cap)
+    over_sampling = capped(target, batch_size, cap)
     most = before = held_of(over_sampling)
     for share in shares:
         over_sampling.observe(share)
@@ -154,7 +159,7 @@ def test_with_a_cap_the_target_stays_between_the_batch_and_the_configured_value(
 
 
 def test_given_the_cap_passed_again_and_again_then_over_sampling_ends_and_it_recovers_when_the_share_falls() -> None:
-    over_sampling = OverSampling(target_valid_groups=8, batch_size=16, max_partial_share=0.3)
+    over_sampling = capped(8, 16, 0.3)
     for _ in range(10):
         over_sampling.observe(0.5)
     assert held_of(over_sampling) == 8

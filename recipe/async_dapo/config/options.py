@@ -4,12 +4,14 @@ Options that belong together are parts of `AsyncDAPOConfig`. An option's range i
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig
 
 from ..core.over_sampling import OverSampling, RoundSize
+from ..core.partial_share import CappedOverSampling
 from ..core.pool import PromptPool
 from ..core.round import RoundSpec
 from ..core.staleness import StalenessLimit
@@ -218,12 +220,12 @@ class AsyncDAPOConfig:
 
     def over_sampling(self) -> OverSampling:
         """How many groups to hold, and to draw at a time."""
-        batch_size = self.over_sampling_batch_size
-        return OverSampling(
+        batch_size, cap = self.over_sampling_batch_size, self.max_partial_share
+        kind = OverSampling if cap is None else partial(CappedOverSampling, max_partial_share=cap)
+        return kind(
             target_valid_groups=self.target_valid_groups,
             batch_size=batch_size if isinstance(batch_size, int) else None,
             keeps_tokens=self.keeps_tokens,
-            max_partial_share=self.max_partial_share,
             # Without old tokens there is nothing that a later step could find too old.
             versions=None if self.max_staleness is None or not self.keeps_tokens else 1 + self.max_staleness,
         )

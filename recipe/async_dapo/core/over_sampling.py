@@ -7,8 +7,7 @@ Groups are held as named (APRIL's semantics), or as predicted from what the step
 A round starts with enough for `factor` times B such groups, and draws again when fewer than B are left. Where
 unfinished groups keep their tokens, the factor is 2: engines stay busy until the stop, and what was begun too early is
 not lost. Where they do not, every token of such a group is: it is just above 1. With a cap on the share of older
-versions in a batch, what is held beyond B is adapted to it (additive increase, halving): starting fewer groups
-interrupts less.
+versions in a batch, less is held (`partial_share.py`).
 """
 
 from collections.abc import Iterable
@@ -54,25 +53,19 @@ class OverSampling:
     """How many groups to hold, and to draw at a time.
 
     Args:
-        target_valid_groups: B [groups].
-        batch_size: groups to hold at the start of a round, and, without a cap, to draw at a time. Larger than B:
-            over-sampling. Smaller: rounds are filled at that granularity until B can be reached. None = predicted.
+        target_valid_groups: B [groups]; where it changes from step to step, what is held beyond it follows.
+        batch_size: groups to hold at the start of a round, and to draw at a time. Larger than B: over-sampling.
+            Smaller: rounds are filled at that granularity until B can be reached. None = predicted.
         keeps_tokens: whether interrupted groups keep what they have generated.
-        max_partial_share: share of a batch's tokens that may come from older versions [0-1]; None = no cap.
         versions: that may train on a token, the newest included; None = no limit.
     """
 
     target_valid_groups: int
     batch_size: int | None
     keeps_tokens: bool = True
-    max_partial_share: float | None = None
     versions: int | None = None
-    _surplus: int = 0  # groups beyond B, valid ones where they are predicted
     _valid: float = 0.0  # groups judged valid, of recent steps
     _judged: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._surplus = self._max_surplus
 
     @property
     def valid_share(self) -> float:
@@ -87,12 +80,20 @@ class OverSampling:
     @property
     def valid_to_hold(self) -> int:
         """Of the available groups, so many are to turn out valid at the start of a round [groups]."""
-        return self.target_valid_groups + self._surplus
+        return self.target_valid_groups + self.surplus
 
     @property
-    def holds_less(self) -> bool:
-        """Whether the cap on older versions has made the groups that are held fewer."""
-        return self._surplus < self._max_surplus
+    def surplus(self) -> int:
+        """Groups that are held beyond B, valid ones where they are predicted [groups]."""
+        return self.most_surplus
+
+    @property
+    def most_surplus(self) -> int:
+        """As many, but for a cap."""
+        if self.batch_size is None:
+            return ceil(((KEEPS_FACTOR if self.keeps_tokens else LOSES_FACTOR) - 1) * self.target_valid_groups)
+        chunks = -(-self.target_valid_groups // self.batch_size)
+        return chunks * self.batch_size - self.target_valid_groups
 
     @property
     def batch_unit(self) -> int:
@@ -105,17 +106,8 @@ class OverSampling:
         return max(0, ceil(needed / self.expected_share) - available.open)
 
     def groups_to_draw(self, available: AvailableGroups) -> int:
-        """Groups to draw when the available ones are not expected to reach B any more; with a cap, as many as are held
-        again then."""
-        if self.batch_size is None:
-            return max(1, self.missing(available))
-        return self.batch_size if self.max_partial_share is None else self._surplus + 1
-
-    def aim_at(self, target_valid_groups: int) -> None:
-        """Groups that the next step trains. What is held beyond them follows; with a cap, as `observe` adapts it."""
-        self.target_valid_groups = target_valid_groups
-        if self.max_partial_share is None:
-            self._surplus = self._max_surplus
+        """Groups to draw when the available ones are not expected to reach B any more."""
+        return max(1, self.missing(available)) if self.batch_size is None else self.batch_size
 
     def observe(self, partial_share: float, *, valid: int = 0, judged: int = 0) -> None:
         """Learn from a step.
@@ -126,28 +118,13 @@ class OverSampling:
         """
         self._valid = REMEMBERED * self._valid + valid
         self._judged = REMEMBERED * self._judged + judged
-        if self.max_partial_share is None:
-            return
-        if partial_share > self.max_partial_share:
-            self._surplus //= 2
-        else:
-            self._surplus = min(self._max_surplus, self._surplus + max(1, self._max_surplus // 8))
 
     def state(self) -> OverSamplingState:
-        return OverSamplingState(surplus=self._surplus, valid=self._valid, judged=self._judged)
+        return OverSamplingState(surplus=self.surplus, valid=self._valid, judged=self._judged)
 
     def restore(self, state: OverSamplingState) -> None:
-        """Go on with what was adapted, as far as the options of this run allow."""
+        """Go on with what was learned, as far as the options of this run allow."""
         self._valid, self._judged = state.valid, state.judged
-        if self.max_partial_share is not None:
-            self._surplus = min(self._max_surplus, state.surplus)
-
-    @property
-    def _max_surplus(self) -> int:
-        if self.batch_size is None:
-            return ceil(((KEEPS_FACTOR if self.keeps_tokens else LOSES_FACTOR) - 1) * self.target_valid_groups)
-        chunks = -(-self.target_valid_groups // self.batch_size)
-        return chunks * self.batch_size - self.target_valid_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

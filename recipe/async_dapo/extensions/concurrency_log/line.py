@@ -48,6 +48,7 @@ class ConcurrencyLog(Observer):
         elif (bound := self._buffer.round_size.staleness_bound(mix.over_sampling.valid_share)) is not None:
             limits["max_staleness"] = bound
         limits["engines"] = record.balancer.capacity
-        held_by = "max_partial_share" if mix.over_sampling.holds_less else "over_sampling_batch_size"
+        is_capped = mix.over_sampling.surplus < mix.over_sampling.most_surplus
+        held_by = "max_partial_share" if is_capped else "over_sampling_batch_size"
         limits[held_by] = mix.groups_to_hold * options.rollout_n
         return limits

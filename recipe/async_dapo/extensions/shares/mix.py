@@ -84,7 +84,7 @@ class SourceMix(Mix):
         """Targets of the next step, and how much it and the later steps train that its tokens are not too stale for."""
         self.targets = self._targets(self._owed)
         for source, own in self._own.items():
-            own.aim_at(self.targets[source])
+            own.target_valid_groups = self.targets[source]
         if self.over_sampling.versions is None:
             return
         owed, targets, most = self._owed, self.targets, Counter(self.targets)
