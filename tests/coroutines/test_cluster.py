@@ -142,6 +142,13 @@ def test_given_no_latency_then_the_engines_are_idle_at_the_very_moment_of_the_la
         assert cluster.step()["async_dapo/early_stop/stop_latency_s"] == 0.0
 
 
+def test_given_a_limit_on_tokens_a_round_when_validated_then_every_answer_is_whole(start) -> None:
+    limited = options(rollout_strategy=RolloutStrategy.PARTIAL, max_tokens_per_round=2)
+    cluster = start(limited, task=Task(lambda prompt_ids: 20))
+    cluster.manager.config.actor_rollout_ref.rollout.val_kwargs.n = n = 2
+    assert len(cluster.validate(6).keys) == 6 * n
+
+
 def test_given_more_answers_a_prompt_than_in_training_when_validated_then_no_more_requests_are_held(start) -> None:
     cluster = start(options())
     cluster.manager.config.actor_rollout_ref.rollout.val_kwargs.n = n = 8
