@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from transformers import AutoConfig
 
@@ -75,3 +76,26 @@ def test_given_rotations_by_type_of_layer_then_each_type_is_compared(tmp_path: P
         return TrainedModel(path="", architecture=architecture_at(str(tmp_path)))
 
     assert noted(1e4).differs_in(noted(1e5)) == "text_config.sliding_attention.rope_theta"
+
+
+def test_given_a_model_that_sees_when_it_was_saved_again_then_it_is_the_same(tmp_path: Path) -> None:
+    """Since transformers 5 the type of the part that sees has another name."""
+    parts = {"text_config": {"model_type": "qwen3_vl_text"}, "vision_config": {"model_type": "qwen3_vl", "depth": 2}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl"} | parts))
+    AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+    before, after = (
+        TrainedModel(path="", architecture=architecture_at(str(folder))) for folder in (tmp_path, tmp_path / "again")
+    )
+    assert "vision_config.model_type" in before.architecture.keys() & after.architecture.keys()
+    assert before.differs_in(after) == ""
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {"model_type": "clip_vision_model"}}))
+    other = TrainedModel(path="", architecture=architecture_at(str(tmp_path)))
+    assert after.differs_in(other) == "vision_config.model_type"
+
+
+def test_given_a_value_without_an_end_then_a_note_of_the_model_is_the_same(tmp_path: Path) -> None:
+    """Mamba's layers have one, and a checkpoint's note, which is JSON, cannot hold it."""
+    (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}')
+    now = TrainedModel(path="", architecture=architecture_at(str(tmp_path)))
+    noted = msgspec.json.decode(msgspec.json.encode(now), type=TrainedModel)
+    assert "time_step_limit" in now.architecture and noted.differs_in(now) == ""

@@ -24,7 +24,8 @@ class TrainedModel(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         path: of its folder, absolute if it is on this machine; else its name.
         architecture: what the names and shapes of its weights follow from, and what is computed with them, by dotted
-            name in its config.json, rotations as transformers 4 has them; empty where that cannot be read.
+            name in its config.json, rotations as transformers 4 has them, and null for infinity, which a note cannot
+            hold; empty where that cannot be read.
     """
 
     path: str
@@ -35,13 +36,19 @@ class TrainedModel(msgspec.Struct, kw_only=True, frozen=True):
         another version of transformers, names more values than before, or fewer.
         """
         both = self.architecture.keys() & other.architecture.keys()
-        return min((name for name in both if self.architecture[name] != other.architecture[name]), default="")
+        mine, others = ({name: _older_type(name, one.architecture[name]) for name in both} for one in (self, other))
+        return min((name for name in both if mine[name] != others[name]), default="")
 
     @classmethod
     def of(cls, config: DictConfig) -> "TrainedModel":
         """The actor's."""
         model = config.actor_rollout_ref.model
         return cls(path=_place(model.path), architecture=architecture_at(_place(model.hf_config_path or model.path)))
+
+
+def _older_type(name: str, value: Any) -> Any:
+    """Since transformers 5, types of parts that see have an ending: `qwen3_vl_vision`."""
+    return value.removesuffix("_vision") if name.endswith("model_type") and isinstance(value, str) else value
 
 
 def _place(path: str) -> str:
@@ -57,7 +64,8 @@ def architecture_at(path: str) -> dict[str, Any]:
         content, _ = PreTrainedConfig.get_config_dict(path)
     except OSError:  # of whatever kind: the check of the model tells it
         return {}
-    return dict(_compared(content))
+    noted: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(_compared(content))))
+    return noted
 
 
 def _compared(content: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
