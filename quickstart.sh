@@ -6,11 +6,12 @@ set -euo pipefail
 
 unset CDPATH # with it, `cd` prints
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-other=$PWD/recipe/async_dapo
-if [[ -e $other && ! $other -ef $root/recipe/async_dapo ]]; then
-  echo "quickstart: Python would take $other for that of $root; call it from another folder" >&2
-  exit 1
-fi
+for package in recipe/async_dapo {verl,vllm}/__init__.py; do # a clone called verl beside others is no package
+  if [[ -e $PWD/$package && ! $PWD/$package -ef $root/$package ]]; then
+    echo "quickstart: Python would take $PWD/$package for the one that $root runs with; call it from another folder" >&2
+    exit 1
+  fi
+done
 bash "$root/requirements/install.sh" "$root/.venv"
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 exec "$root/.venv/bin/python" -m recipe.async_dapo_lab.quickstart "$@"

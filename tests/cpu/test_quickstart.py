@@ -104,10 +104,11 @@ def test_given_a_checkpoint_when_the_run_ends_then_it_says_what_goes_on_with_it_
 
 def test_given_another_working_folder_then_commands_that_go_on_say_where_python_finds_them(tmp_path, monkeypatch):
     monkeypatch.setenv(quickstart.WITHIN, "bash with_a_service.sh")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:/my/modules")  # as `quickstart.sh` leaves it
     monkeypatch.chdir(ROOT)
     assert quickstart._python().startswith("bash with_a_service.sh ")
     monkeypatch.chdir(tmp_path)
-    assert quickstart._python().startswith(f"PYTHONPATH={ROOT} bash with_a_service.sh ")
+    assert quickstart._python().startswith(f"PYTHONPATH={ROOT}:/my/modules bash with_a_service.sh ")
 
 
 def test_given_a_run_that_goes_on_when_it_is_followed_then_earlier_steps_are_not_told_again(tmp_path):

@@ -61,9 +61,12 @@ def test_relative_paths_of_the_quick_start_begin_where_its_user_stands(checkout:
     done = call(check=True, env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})
     started = ["-m", "recipe.async_dapo_lab.quickstart", "--output", "mine"]
     assert done.stdout.splitlines() == [str(elsewhere), str(checkout), *started]
-    (elsewhere / "recipe" / "async_dapo").mkdir(parents=True)
-    done = call(check=False)
-    assert done.returncode == 1 and "Python would take" in done.stderr and "call it from another folder" in done.stderr
+    for package in ("verl/__init__.py", "recipe/async_dapo"):  # as in a checkout of verl's
+        (elsewhere / package).mkdir(parents=True)
+        done = call(check=False)
+        told = f"Python would take {elsewhere}/{package} for the one"
+        assert done.returncode == 1 and told in done.stderr and "call it from another folder" in done.stderr
+        (elsewhere / package).rmdir()
 
 
 @pytest.mark.parametrize("example", ["judged_reward", "http_tools"])

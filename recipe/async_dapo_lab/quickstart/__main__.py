@@ -272,9 +272,12 @@ def _again(options: Options) -> str:
 
 def _python() -> str:
     """With the command of the variable `WITHIN` in front, which starts a service, such as an example's, and runs the
-    rest beside it. Where Python would not find this package from the working folder, its place comes first.
+    rest beside it. Where Python would not find this package from the working folder, its place comes first, and then
+    those of the user's own.
     """
-    found = "" if Path.cwd() == _CODE_PATH else f"PYTHONPATH={shlex.quote(str(_CODE_PATH))}"
+    own = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", str(_CODE_PATH))]
+    places = shlex.quote(os.pathsep.join([str(_CODE_PATH), *own]))
+    found = "" if Path.cwd() == _CODE_PATH else f"PYTHONPATH={places}"
     python = shlex.quote(str(_short(Path(sys.executable))))
     return " ".join(filter(None, [found, os.environ.get(WITHIN), python, "-m"]))
 
