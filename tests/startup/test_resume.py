@@ -416,6 +416,9 @@ def test_given_another_model_when_resumed_then_one_of_other_shapes_is_refused_an
         check_resume(there)
         assert f"{key}={moved}: {folder} was saved of {files}/model and goes on with its own" in caplog.text
         caplog.clear()
+    (moved / "config.json").write_text(json.dumps(content | {"attention_bias": True}))
+    check_resume(there)
+    assert f"was saved of {files}/model, whose config.json has attention_bias=False, and not True: see" in caplog.text
     default = {"rope_type": "default", "rope_theta": theta}
     for name, value, changes in (
         ("num_hidden_layers", 7, {"num_hidden_layers": 7}),

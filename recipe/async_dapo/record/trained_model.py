@@ -14,6 +14,13 @@ _OF_NO_ACCOUNT = re.compile(
     r"_.*|.*_version|(torch_)?dtype|use_cache|auto_map|tokenizer_class|.*_token_ids?|max_(position_embeddings|length)"
     r"|.*(drop|init).*|(output|return|tie)_.*|.*(aux|z)_loss.*|.*_implementation|pretraining_tp|gradient_checkpointing"
 )
+# Of these, by the last part of the name: with another value the weights do not fit, or compute something else. Of the
+# others some are derived when a model is loaded, and stand in what is saved of it again, or are read by nothing.
+_DECIDES = re.compile(
+    r"model_type|architectures|depth|head_dim|(vocab|(moe_)?intermediate|hidden)_size|num_(hidden_layers|experts)"
+    r"|num_(attention|key_value)_heads|n_routed_experts|hidden_act(ivation)?|.*_eps(ilon)?|rope_(theta|type)|.*_base_freq"
+    r"|(.*_)?factor"
+)
 _ROTATIONS = ("rope_scaling", "rope_parameters")  # their names before transformers 5, and since
 _OLDER_NAMES = {"type": "rope_type"}
 _OLDER_KINDS = {"mrope": "default", "su": "longrope"}  # of rotations
@@ -31,19 +38,24 @@ class TrainedModel(msgspec.Struct, kw_only=True, frozen=True):
     path: str
     architecture: dict[str, Any]
 
-    def differs_in(self, other: "TrainedModel") -> str:
-        """The first value that both name, and not as the same; empty if there is none. A model that was saved again, by
+    def differs_in(self, other: "TrainedModel") -> list[str]:
+        """The values that both name, and not as the same: first those that `decides`. A model that was saved again, by
         another version of transformers, names more values than before, or fewer.
         """
         both = self.architecture.keys() & other.architecture.keys()
         mine, others = ({name: _older_type(name, one.architecture[name]) for name in both} for one in (self, other))
-        return min((name for name in both if mine[name] != others[name]), default="")
+        return sorted((name for name in both if mine[name] != others[name]), key=lambda name: (not decides(name), name))
 
     @classmethod
     def of(cls, config: DictConfig) -> "TrainedModel":
         """The actor's."""
         model = config.actor_rollout_ref.model
         return cls(path=_place(model.path), architecture=architecture_at(_place(model.hf_config_path or model.path)))
+
+
+def decides(name: str) -> bool:
+    """Whether weights of a model with another such value do not fit, or compute something else."""
+    return _DECIDES.fullmatch(name.rpartition(".")[2]) is not None
 
 
 def _older_type(name: str, value: Any) -> Any:

@@ -20,7 +20,7 @@ from ..record.checkpoint_folder import (
     step_of,
     verify,
 )
-from ..record.trained_model import TrainedModel
+from ..record.trained_model import TrainedModel, decides
 
 logger = logging.getLogger(__name__)
 
@@ -119,10 +119,14 @@ def _check_model(config: DictConfig, folder: Path) -> None:
     if saved is None:
         return
     now = TrainedModel.of(config)
-    if name := saved.differs_in(now):
+    for name in saved.differs_in(now):
         other = f"whose config.json has {name}={saved.architecture[name]}, and not {now.architecture[name]}"
-        remedy = f"{folder} was saved of {saved.path}, {other}; name that model, or {ANEW}"
-        raise refused(config, _MODEL, remedy)
+        if decides(name):
+            remedy = f"{folder} was saved of {saved.path}, {other}; name that model, or {ANEW}"
+            raise refused(config, _MODEL, remedy)
+        logger.warning(
+            "%s=%s: %s was saved of %s, %s: see that both mean the same", _MODEL, now.path, folder, saved.path, other
+        )
     if now.path != saved.path:
         logger.warning(
             "%s=%s: %s was saved of %s and goes on with its own weights; tokenizer and reference policy are taken of "
