@@ -87,8 +87,8 @@ def test_a_loop_that_hangs_as_it_is_imported_holds_up_a_start_that_uses_it_alone
         told.append(text % values)
         is_told.set()
 
-    for module in (import_loops, logs):
-        monkeypatch.setattr(module.logger, "warning", warn)
+    monkeypatch.setattr(import_loops.logger, "warning", warn)
+    monkeypatch.setattr(logs.logger, "error", warn)
     start = threading.Thread(target=import_loops.import_loops, args=["own" if uses_it else "another"])
     start.start()
     try:

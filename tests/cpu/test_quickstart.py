@@ -293,8 +293,11 @@ def test_given_prompts_of_the_user_s_when_it_validates_then_it_takes_all_of_them
 def test_given_a_log_when_it_grows_then_phases_and_calls_that_fail_are_shown(tmp_path):
     log = TrainLog(file=tmp_path / "train.log")
     told = "a call of search failed, and its agent loop is told so: HTTPError('500') at my_tools.py:7"
-    log.file.write_text(f"(worker) [5 s] engine 1 of 1\nother\n(worker) WARNING:now:{told}\nhalf")
-    assert log.new_events() == ["[5 s] engine 1 of 1", told]
+    waits = "the start waits for the check of data, for 30 s by now"
+    log.file.write_text(
+        f"(worker) [5 s] engine 1 of 1\nother\n(worker) WARNING:now:{told}\n[then][ERROR] - {waits}\nhalf"
+    )
+    assert log.new_events() == ["[5 s] engine 1 of 1", told, waits]
 
 
 def test_given_a_half_written_line_when_read_then_it_waits_for_the_rest(tmp_path):

@@ -70,12 +70,13 @@ def log_phase(text: str) -> None:
 
 @contextmanager
 def told_if_slow(what: str) -> Iterator[None]:
-    """Log what the start waits for if it takes longer than `SLOW_S`. It is waited for all the same.
+    """Log what the start waits for if it takes longer than `SLOW_S`, as an error, which the command
+    `check` lets through. It is waited for all the same.
 
     Args:
         what: that is done meanwhile: `the import of module X`.
     """
-    timer = threading.Timer(SLOW_S, logger.warning, ["the start waits for %s, for %g s by now", what, SLOW_S])
+    timer = threading.Timer(SLOW_S, logger.error, ["the start waits for %s, for %g s by now", what, SLOW_S])
     timer.daemon = True
     timer.start()
     try:

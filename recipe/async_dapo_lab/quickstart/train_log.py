@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # `log_phase`'s lines, and warnings of calls, each once for a place; Ray writes the process's name in front of them.
-_SHOWN = re.compile(r"(\[\d+ s\] .*|a call of \S+ failed, and its agent loop is told so: .*)$")
+_SHOWN = re.compile(r"(\[\d+ s\] .*|a call of \S+ failed, and its agent loop is told so: .*|the start waits for .*)$")
 _LAST_WORDS = "async_dapo: "  # what the entry ends with when a run has failed
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
