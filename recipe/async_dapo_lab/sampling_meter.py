@@ -26,7 +26,8 @@ class SamplingMeter(LoadMeter):
         super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
         if scheduler_stats is None:
             return
-        self._waiting[engine_idx] = scheduler_stats.num_waiting_reqs
+        held_back = scheduler_stats.num_skipped_waiting_reqs  # as while KV comes from host memory
+        self._waiting[engine_idx] = scheduler_stats.num_waiting_reqs + held_back
         if self._samples.is_due():
             ranks = self._last.values()
             held, kv = sum(running for _, running, _ in ranks), max(usage for *_, usage in ranks)

@@ -20,8 +20,13 @@ def config(blocks: int = 100):
     )
 
 
-def stats(running: int, usage: float, waiting: int = 0) -> SchedulerStats:
-    return SchedulerStats(num_running_reqs=running, num_waiting_reqs=waiting, kv_cache_usage=usage)
+def stats(running: int, usage: float, waiting: int = 0, held_back: int = 0) -> SchedulerStats:
+    return SchedulerStats(
+        num_running_reqs=running,
+        num_waiting_reqs=waiting,
+        num_skipped_waiting_reqs=held_back,
+        kv_cache_usage=usage,
+    )
 
 
 def generated(tokens: int, preempted: int = 0) -> IterationStats:
@@ -87,9 +92,9 @@ def test_samples_are_of_all_ranks_together_and_by_the_time_of_day(clock, monkeyp
     meter = SamplingMeter(config(), [0, 1])
     for now_s, rank, running, waiting, usage in ((1.0, 0, 2, 1, 0.25), (2.0, 1, 4, 0, 0.5), (3.0, 0, 1, 0, 0.125)):
         clock.now_s = now_s
-        meter.record(stats(running, usage, waiting=waiting), None, engine_idx=rank)
+        meter.record(stats(running, usage, waiting=waiting, held_back=2 * waiting), None, engine_idx=rank)
     load = meter.load_of_round()
-    samples = [LoadSample(4998, 2, 1, 0.25), LoadSample(4999, 6, 1, 0.5), LoadSample(5000, 5, 0, 0.5)]
+    samples = [LoadSample(4998, 2, 3, 0.25), LoadSample(4999, 6, 3, 0.5), LoadSample(5000, 5, 0, 0.5)]
     assert load.samples.unpack() == samples and load.request_s == meter.load().request_s == 4
     assert (load + load).samples is load.samples and (load + load).request_s == 8
     meter.reset()

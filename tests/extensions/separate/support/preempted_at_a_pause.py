@@ -28,17 +28,24 @@ PARAMS = {"max_tokens": 50 * BLOCK_TOK, "logprobs": True, "ignore_eos": True}
 
 
 class Preemptions:
-    """A stat logger: what vLLM's scheduler says of the requests that it took out and put in again."""
+    """A stat logger: what vLLM's scheduler says of the requests that it took out and put in again.
+
+    It tells of the first one when that request runs again, in what the other one has left; from the second time on,
+    that one waits until the other has ended.
+    """
 
     def __init__(self) -> None:
-        self.happened = asyncio.Event()
+        self.waits = asyncio.Event()  # one that was taken out again
+        self._has_happened = False
         self.counts = {"prefilled_again": 0, "found_tok": 0}
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
+        if self._has_happened and scheduler_stats is not None and scheduler_stats.num_waiting_reqs:
+            self.waits.set()
         if iteration_stats is not None and iteration_stats.num_preempted_reqs:
-            self.happened.set()
+            self._has_happened = True
         if scheduler_stats is not None:
             seen = scheduler_stats.prefix_cache_stats
             self.counts = {
@@ -69,7 +76,7 @@ async def main(model: str) -> dict[str, Any]:
     engine.logger_manager.stat_loggers.append(preemptions := Preemptions())
     server = start_server(pytest.MonkeyPatch(), engine, HoldingServer, delivery_tok=BLOCK_TOK)
     both = [asyncio.create_task(to_its_end(server, name)) for name in ("first", "second")]
-    await preemptions.happened.wait()
+    await preemptions.waits.wait()
     await server.stop_generation("hold")
     before, waiting = preemptions.counts, [sum(meter._waiting.values()), vllms_own("num_requests_waiting")]
     await server.set_global_steps(1)
