@@ -67,7 +67,7 @@ def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_
 @pytest.mark.nightly
 def test_given_drafts_when_run_on_emulated_engines_then_rollouts_take_what_the_planner_says(monkeypatch, clusters):
     changes = {"async_dapo.drafts": "suffix"}
-    scenario = replace(SCENARIO, drafts_accepted=0.9)
+    scenario = replace(SCENARIO, drafts_accepted=1.5)
     planned_s = sum(planned(scenario, "partial", changes))
     assert sum(rehearsed(scenario, "partial", clusters, monkeypatch, changes)) == pytest.approx(
         planned_s, rel=AGREEMENT

@@ -1,5 +1,6 @@
-"""The way to another number of training GPUs: a checkpoint's weights, written as a model by the page's command."""
+"""A checkpoint's weights, written as a model by the command that a refusal names: one rank begins with them."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from omegaconf import DictConfig
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -15,11 +17,10 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 
-from ..support.composed_runs import compose_run, valid_overrides, write_files
-from ..support.documents import page
-from ..support.ranks import run_ranks
+from ....support.composed_runs import compose_run, refusal, valid_overrides, write_files
+from ....support.ranks import run_ranks
 
-RANKS = 2
+RANKS, MODEL = 2, "actor_rollout_ref.model.path"
 OVERRIDES = (
     "actor_rollout_ref.model.use_remove_padding=False",
     "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
@@ -51,12 +52,15 @@ def save(files: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:Disabled critic")  # verl announces at every check that GRPO needs none
 def test_given_a_checkpoint_of_two_ranks_when_written_as_a_model_then_one_rank_can_begin_with_its_weights(tmp_path):
+    def run(*more: str) -> DictConfig:
+        return compose_run([*valid_overrides(tmp_path), *more])
+
     write_files(tmp_path)
     run_ranks(save, tmp_path, ranks=RANKS)
-    [command] = [block for block in page("docs/cluster.md").code_blocks if "verl.model_merger" in block]
-    places = {"python": sys.executable, "CKPT/actor": f"{tmp_path}/checkpoint/actor", "MODEL": f"{tmp_path}/merged"}
-    subprocess.run([places.get(word, word) for word in shlex.split(command)], check=True, timeout=500)
+    refused = refusal(run, f"{MODEL}={tmp_path}/checkpoint/actor/huggingface")
+    [command] = re.findall(r"python (-m verl\.model_merger merge .*) MODEL;", refused)
+    subprocess.run([sys.executable, *shlex.split(command), f"{tmp_path}/merged"], check=True, timeout=500)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
     weights = torch.load(Path(tmp_path, "weights"))
     assert all(torch.equal(merged[name], weight.bfloat16()) for name, weight in weights.items()) and weights
-    check_all(compose_run([*valid_overrides(tmp_path), f"actor_rollout_ref.model.path={tmp_path}/merged"]))
+    check_all(run(f"{MODEL}={tmp_path}/merged"))

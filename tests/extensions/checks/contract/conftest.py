@@ -1,0 +1,1 @@
+from ....support import verl_imported  # noqa: F401 (first of all)
