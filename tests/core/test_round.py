@@ -12,7 +12,7 @@ from recipe.async_dapo.core.mix import ALL, Quota
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
-from recipe.async_dapo.core.stop_rules import StopRuleName, drains
+from recipe.async_dapo.core.stop_rules import StopRuleName, ending_of
 
 from ..support.costly import costly
 from ..support.rounds import spec
@@ -35,7 +35,7 @@ def make_round(
             round_id="round",
             stop_rule=name,
             parts={ALL: Quota(target_valid_groups=target, carried_valid_groups=carried)},
-            drains=name is None or drains(name),
+            drains=name is None or ending_of(name).drains,
             must_finish=frozenset(must_finish),
             pool_size=pool_size,
             most_unfinished=most_unfinished,

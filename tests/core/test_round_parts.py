@@ -12,7 +12,7 @@ from recipe.async_dapo.core.mix import Quota
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
-from recipe.async_dapo.core.stop_rules import StopRuleName, drains, draws_again
+from recipe.async_dapo.core.stop_rules import StopRuleName, ending_of
 
 SHARE = {"easy": 0.9, "hard": 0.3, "rare": 0.1}  # of valid groups
 
@@ -58,8 +58,8 @@ def spec_of(rule: StopRuleName, quotas: dict[str, Quota], pool_size: int | None)
     return RoundSpec(
         round_id="round",
         stop_rule=rule,
-        drains=drains(rule),
-        draws_again=draws_again(rule),
+        drains=ending_of(rule).drains,
+        draws_again=ending_of(rule).draws_again,
         pool_size=pool_size,
         parts=quotas,
     )

@@ -17,7 +17,7 @@ from recipe.async_dapo.core.pool import PoolWatch, PromptPool
 from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.staleness import StalenessLimit
-from recipe.async_dapo.core.stop_rules import StopRuleName, drains, draws_again
+from recipe.async_dapo.core.stop_rules import StopRuleName, ending_of
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 
 N = 2
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def draws_again(self) -> bool:
-        return draws_again(self.stop_rule) and not self.strategy_keeps
+        return ending_of(self.stop_rule).draws_again and not self.strategy_keeps
 
     def new_pool(self) -> PromptPool:
         return PromptPool(
@@ -113,7 +113,7 @@ class Run:
                 round_id=f"step-{self.step}",
                 stop_rule=self.stop_rule,
                 parts=self.pool.mix.quotas(self.pool.carried),
-                drains=drains(self.stop_rule),
+                drains=ending_of(self.stop_rule).drains,
                 draws_again=self.draws_again,
                 must_finish=must_finish,
             )

@@ -15,7 +15,7 @@ from ..core.partial_share import CappedOverSampling
 from ..core.pool import PromptPool
 from ..core.round import RoundSpec
 from ..core.staleness import StalenessLimit
-from ..core.stop_rules import StopRuleName, drains, draws_again
+from ..core.stop_rules import StopRuleName, ending_of
 from .reading import read_options
 from .values import (
     Auto,
@@ -171,7 +171,7 @@ class AsyncDAPOConfig:
     @property
     def drains(self) -> bool:
         """Whether a round ends by awaiting what runs, rather than by interrupting it."""
-        return drains(self.stop_rule) or self.is_consistent
+        return ending_of(self.stop_rule).drains or self.is_consistent
 
     @property
     def is_consistent(self) -> bool:
@@ -196,7 +196,7 @@ class AsyncDAPOConfig:
     @property
     def draws_again(self) -> bool:
         """Whether all for which the stop rule did not wait is generated again, complete or not."""
-        return draws_again(self.stop_rule) and not self.keeps_tokens
+        return ending_of(self.stop_rule).draws_again and not self.keeps_tokens
 
     @property
     def has_old_kv(self) -> bool:

@@ -21,7 +21,7 @@ from .outcome import JUDGED, CarriedGroup, GroupOutcome, Verdict
 from .over_sampling import AvailableGroups
 from .round import RoundSummary
 from .staleness import StalenessLimit
-from .stop_rules import StopRuleName, trains_as_started
+from .stop_rules import StopRuleName, ending_of
 from .trajectory import PromptGroup
 
 
@@ -73,7 +73,7 @@ class PoolWatch:
 def training_order(summary: RoundSummary, stop_rule: StopRuleName) -> list[GroupOutcome]:
     """The valid groups of a round, those to be trained on first in front."""
     valid = summary.ended(Verdict.VALID)
-    if trains_as_started(stop_rule):
+    if ending_of(stop_rule).trains_as_started:
         position = {uid: i for i, uid in enumerate(summary.start_order)}
         valid.sort(key=lambda outcome: position[outcome.prompt_uid])
     return valid

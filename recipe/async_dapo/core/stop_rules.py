@@ -7,14 +7,15 @@
                    again (`discard`), so do those that have ended beyond the prefix: their samples are the shorter ones.
 `drain`            B valid groups, then nothing new starts and everything running is awaited. Unbiased and slow.
 
-A new rule is a name here, a class that is notified of starts and ends, its case in each function below (the type
-checker names those that lack it), and what users read: the comment of `async_dapo.stop_rule` in the yaml, and
+A new rule is a name here, a class that is notified of starts and ends, its case in `rule_of` and `ending_of` (the type
+checker misses it), and what users read: the comment of `async_dapo.stop_rule` in the yaml, and
 `docs/tuning.md`. Whose default it is, and what it does not go with, is in `config/reading.py`; `extensions/separate`
 refuses it until its rounds that go on know it. No more is needed: the planner tries every name, and so do the
 properties of rounds and pools; what each waits for is in `test_round.py`, and `test_refusals.py` spells the names.
 """
 
 from collections import deque
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
@@ -91,7 +92,7 @@ def rule_of(name: StopRuleName | None, missing: int) -> StopRule:
     match name:
         case None:
             return StopRule(missing=1)
-        case StopRuleName.FIRST_COMPLETED | StopRuleName.DRAIN:  # which differ in what follows: `drains`
+        case StopRuleName.FIRST_COMPLETED | StopRuleName.DRAIN:  # which differ in what follows: `ending_of`
             return CompletionOrder(missing)
         case StopRuleName.FIFO:
             return StartOrder(missing)
@@ -99,35 +100,29 @@ def rule_of(name: StopRuleName | None, missing: int) -> StopRule:
             assert_never(name)
 
 
-def trains_as_started(name: StopRuleName) -> bool:
-    """Whether valid groups are trained in the order in which they started, not in that in which they ended."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What follows when a rule is met.
+
+    Attributes:
+        trains_as_started: valid groups are trained in the order in which they started, not in that in which they ended.
+        drains: groups that run are awaited, rather than interrupted.
+        draws_again: where no tokens are kept, groups for which the rule did not wait are generated again, complete or
+            not: to keep those that are complete, and draw only the others again, would prefer short answers.
+    """
+
+    trains_as_started: bool = False
+    drains: bool = False
+    draws_again: bool = False
+
+
+def ending_of(name: StopRuleName) -> Ending:
     match name:
         case StopRuleName.FIRST_COMPLETED:
-            return False
-        case StopRuleName.FIFO | StopRuleName.DRAIN:
-            return True
-        case _:
-            assert_never(name)
-
-
-def drains(name: StopRuleName) -> bool:
-    """Whether groups that run when the rule is met are awaited, rather than interrupted."""
-    match name:
-        case StopRuleName.FIRST_COMPLETED | StopRuleName.FIFO:
-            return False
-        case StopRuleName.DRAIN:
-            return True
-        case _:
-            assert_never(name)
-
-
-def draws_again(name: StopRuleName) -> bool:
-    """Whether groups for which the rule did not wait are generated again, complete or not, where no tokens are kept: to
-    keep those that are complete, and draw only the others again, would prefer short answers."""
-    match name:
-        case StopRuleName.FIRST_COMPLETED | StopRuleName.DRAIN:
-            return False
+            return Ending()
         case StopRuleName.FIFO:
-            return True
+            return Ending(trains_as_started=True, draws_again=True)
+        case StopRuleName.DRAIN:
+            return Ending(trains_as_started=True, drains=True)
         case _:
             assert_never(name)

@@ -52,13 +52,16 @@ class TrajectoryFailed(Exception):
         self.cause = cause
 
 
-class KnownPlaces(set[str]):
+class KnownPlaces:
     """The places of causes that have been logged: each is worth a line once."""
+
+    def __init__(self) -> None:
+        self._places: set[str] = set()
 
     def is_new(self, cause: Cause) -> bool:
         """Whether its place was not known; from now on it is."""
-        is_new = cause.place not in self
-        self.add(cause.place)
+        is_new = cause.place not in self._places
+        self._places.add(cause.place)
         return is_new
 
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import ray
 import torch
+from ray import ObjectRef
 from ray.exceptions import RayError, RayTaskError
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
@@ -91,6 +92,14 @@ class RoundRecord(Summed):
 
 class AsyncDAPOAgentLoopManager(RunManager):
     """Splits batches by prompt group over `num_workers` workers; the n trajectories of a group stay together."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._round_id = ""
+        self._worker_refs: list[ObjectRef] = []
+        self._capacity: int | None = None
+        self._deadline: float | None = None  # of what the trainer waits for; None = it has not begun to
+        self._look_at = 0.0  # when servers are asked for a sign of life again
 
     @property
     def capacity(self) -> int:

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import ray
 from omegaconf import DictConfig
-from ray import ObjectRef
 from ray.actor import ActorHandle
 from verl.experimental.agent_loop import AgentLoopManager
 
@@ -31,11 +30,6 @@ class RunManager(AgentLoopManager):
         self.agent_loop_workers_class = ray.remote(max_concurrency=MAX_PENDING_CALLS)(AsyncDAPOAgentLoopWorker)
         super().__init__(*args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
-        self._round_id = ""
-        self._worker_refs: list[ObjectRef] = []
-        self._capacity: int | None = None
-        self._deadline: float | None = None  # of what the trainer waits for; None = it has not begun to
-        self._look_at = 0.0  # when servers are asked for a sign of life again
 
     @classmethod
     def start(cls, config: DictConfig) -> Self:
